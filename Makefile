@@ -1,0 +1,55 @@
+# make test    set up and run everything that must hold
+# make demo    set up and see TIDE beside its base model
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+# Two threads on a busy machine slow torch tenfold.
+RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-oldest lint demo format clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+setup: $(VENV)/.installed
+
+# $(call install,venv,constraints,extras): a venv with this package, stamped once it is complete.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tide-lm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): call make with PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments: sudo apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(1)
+	$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[$(3)]'
+	@touch $(1)/.installed
+endef
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt,dev)
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(call install,$(OLDEST),constraints-oldest.txt,dev)
+
+lint: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint
+	$(RUN) $(VENV)/bin/pytest
+
+# make test-oldest    the model's tests under the oldest transformers supported
+test-oldest: $(OLDEST)/.installed
+	$(RUN) $(OLDEST)/bin/pytest tests/model tests/ops tests/paper
+
+demo: setup
+	$(VENV)/bin/tide-lm demo
+
+format: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,75 @@
+"""TIDE: Token Identity Delivered Everywhere.
+
+Importing this package is cheap. Its names load torch and transformers when they are first used, and
+transformers' Auto classes learn of the model type `tide` without either being loaded.
+"""
+
+import importlib
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EmbeddingMemory": "tide_lm.model",
+    "Memory": "tide_lm.model",
+    "MemoryRouter": "tide_lm.model",
+    "TideConfig": "tide_lm.model",
+    "TideDecoderLayer": "tide_lm.model",
+    "TideForCausalLM": "tide_lm.model",
+    "TideModel": "tide_lm.model",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+class _TideConfigOnDemand:
+    """What AutoConfig holds until the first TIDE folder is opened; `tide_lm.model` then replaces it."""
+
+    model_type = "tide"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return __getattr__("TideConfig")(*args, **kwargs)
+
+    @staticmethod
+    def from_dict(*args: Any, **kwargs: Any) -> Any:
+        return __getattr__("TideConfig").from_dict(*args, **kwargs)
+
+
+class _AutoConfigHook(MetaPathFinder):
+    """Registers the model type as soon as transformers defines AutoConfig."""
+
+    module = "transformers.models.auto.configuration_auto"
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: Any) -> None:
+            execute(module)
+            module.AutoConfig.register("tide", _TideConfigOnDemand)
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if _AutoConfigHook.module in sys.modules:
+    sys.modules[_AutoConfigHook.module].AutoConfig.register("tide", _TideConfigOnDemand)
+else:
+    sys.meta_path.insert(0, _AutoConfigHook())

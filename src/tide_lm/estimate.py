@@ -1,0 +1,106 @@
+"""What a model costs, and the paper's arithmetic: exact integers and closed forms, without torch.
+
+GB is 10^9 bytes, as in the paper. Quantised sizes count the codes alone, as the paper does; scales and
+padding come with the codec and are counted where it is applied.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tide_lm.config import ModelConfig
+
+PRECISIONS = (16, 8, 4)  # bits a parameter
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameter counts. `backbone` is the Llama alone, a tied head counted once."""
+
+    backbone: int
+    routers: int
+    gains: int
+    tables: int
+
+    @property
+    def resident(self) -> int:
+        """What has to be in VRAM when the tables are not."""
+        return self.backbone + self.routers + self.gains
+
+    @property
+    def total(self) -> int:
+        return self.resident + self.tables
+
+
+def count_parameters(model: ModelConfig) -> Parameters:
+    D, L, K = model.hidden_size, model.num_hidden_layers, model.num_memory_blocks
+    queries = model.num_attention_heads * model.head_dim
+    keys_values = 2 * model.num_key_value_heads * model.head_dim
+    attention = D * (queries + keys_values) + queries * D
+    layer = attention + 3 * D * model.intermediate_size + 2 * D
+    embeddings = model.vocab_size * D * (1 if model.tie_word_embeddings else 2)
+    return Parameters(
+        backbone=embeddings + L * layer + D,
+        routers=L * (K + 1) * D if K else 0,
+        gains=K * D,
+        tables=model.vocab_size * K * D,
+    )
+
+
+def table_bytes(model: ModelConfig, bits: int) -> int:
+    """Bytes of all tables: vocabulary x blocks x hidden x bits (appendix on compression)."""
+    return math.ceil(count_parameters(model).tables * bits / 8)
+
+
+def row_bytes(model: ModelConfig, bits: int) -> int:
+    """Bytes of memory that one token needs, for all layers together."""
+    return math.ceil(model.num_memory_blocks * model.hidden_size * bits / 8)
+
+
+def cache_bytes(model: ModelConfig, bits: int = 16) -> int:
+    """Bytes that one token adds to the KV cache."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * bits // 8
+
+
+def train_flops(model: ModelConfig, sequence: int) -> int:
+    """FLOPs of training on one token, forward and backward: 6 N + 6 L d T, plus the mix of the memory.
+
+    N counts what is multiplied: backbone and routers, a tied head once. A lookup multiplies nothing.
+    """
+    L, D = model.num_hidden_layers, model.hidden_size
+    parameters = count_parameters(model)
+    return (
+        6 * (parameters.backbone + parameters.routers)
+        + 6 * L * D * sequence
+        + 6 * L * D * model.num_memory_blocks
+    )
+
+
+def adam_bytes(model: ModelConfig) -> tuple[int, int]:
+    """Bytes of weights, gradients and moments in float32 for (what is resident, the tables).
+
+    The tables never have a dense gradient, only their touched rows do.
+    """
+    parameters = count_parameters(model)
+    return 16 * parameters.resident, 12 * parameters.tables
+
+
+def expected_updates(frequency: float, tokens: float, batch: int, sequence: int) -> tuple[float, float]:
+    """(steps in which a token gets gradient, its occurrences) in a run of so many tokens (eq. 2.2).
+
+    The paper's approximation is the second. For common tokens it exceeds the number of steps, which
+    bounds the first.
+    """
+    steps = tokens / (batch * sequence)
+    present = -math.expm1(batch * sequence * math.log1p(-frequency))
+    return steps * present, tokens * frequency
+
+
+def gradient_ratio_bound(rare: float, common: float, batch: int, sequence: int, spread: float = 1.0) -> float:
+    """Upper bound on the gradient signal of a rare token over a common one's; spread = G^2 / G_min^2 (eq. 2.3)."""
+    kappa = -math.expm1(batch * sequence * math.log1p(-common))
+    return rare * batch * sequence * spread / kappa
+
+
+def rank_bound(vocab_size: int, dim: int) -> int:
+    """The largest rank whose two factors are no larger than the table (appendix on compression)."""
+    return vocab_size * dim // (vocab_size + dim)

@@ -1,0 +1,299 @@
+"""TIDE as the difference from LLaMA: section 3 of the paper, in its order and with its symbols.
+
+Shapes: B batch, T tokens, V vocabulary, K memory blocks, D hidden, U rows held.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaModel,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder
+
+from tide_lm import ops
+from tide_lm.pretrained import TideConfig, TidePreTrainedModel
+from tide_lm.seeded_init import normal_rows
+
+try:
+    from transformers.modeling_utils import slice_logits_to_keep
+except ImportError:  # transformers 5.17 knows a count or a list of positions only
+
+    def slice_logits_to_keep(hidden_BTD: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
+        return hidden_BTD[:, slice(-keep, None) if isinstance(keep, int) else keep]
+
+
+class Memory(NamedTuple):
+    """What every layer receives: normalised rows, and which of them belongs to each position.
+
+    Without an index there is one row per position, in order. Made outside the model (deduplicated, read
+    from a store, exchanged between ranks) it is passed to `forward` as `memory=`.
+    """
+
+    rows_UKD: torch.Tensor
+    index_BT: torch.Tensor | None = None
+
+
+class MemoryNorm(nn.Module):
+    """RMSNorm with one learned gain vector per block."""
+
+    def __init__(self, blocks: int, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(blocks, dim))
+        self.eps = eps
+
+    def forward(self, raw_UKD: torch.Tensor) -> torch.Tensor:
+        raw = raw_UKD.to(torch.float32)
+        normed = raw * torch.rsqrt(raw.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(raw_UKD.dtype)
+
+
+class EmbeddingMemory(nn.Module):
+    """The K tables E_k, token-major, and `M = Stack_k RMSNorm(E_k[x])` (eqs. 3.3 and 3.4)."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__()
+        K, D = config.num_memory_blocks, config.hidden_size
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, K, D))
+        self.norm = MemoryNorm(K, D, config.rms_norm_eps)
+
+    def forward(self, input_ids_BT: torch.Tensor) -> Memory:
+        rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
+        return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
+
+    @torch.no_grad()
+    def draw_rows(self, rows: range, seed: int, std: float) -> None:
+        """Initialises some tokens' rows, a few at a time so that no second table ever exists."""
+        for start in range(rows.start, rows.stop, 1024):
+            some = range(start, min(start + 1024, rows.stop))
+            drawn = normal_rows(seed, "model.memory.weight", some, tuple(self.weight.shape[1:]))
+            self.weight[some.start : some.stop] = torch.from_numpy(drawn) * std
+
+    def resize(self, vocab_size: int, seed: int, std: float) -> None:
+        """Keeps the first tokens' rows; rows that are added are drawn."""
+        kept = min(vocab_size, len(self.weight))
+        resized = self.weight.new_empty(vocab_size, *self.weight.shape[1:])
+        resized[:kept] = self.weight.data[:kept]
+        self.weight.data = resized
+        self.draw_rows(range(kept, vocab_size), seed, std)
+
+
+class MemoryRouter(nn.Linear):
+    """The logits `W_r n~` over the K blocks and, last, the null bank; no bias (eq. 3.5)."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__(config.hidden_size, config.num_memory_blocks + 1, bias=False)
+
+
+class RouterWeights(nn.Module):
+    """`alpha = softmax(W_r n~)`: a module, so that transformers can record what it returns."""
+
+    def forward(self, logits_BTS: torch.Tensor) -> torch.Tensor:
+        return ops.router_weights(logits_BTS)
+
+
+class TideDecoderLayer(LlamaDecoderLayer):
+    """`h = h~ + FFN(n~) + sum_k alpha_k M_k(v)`, `n~ = RMSNorm(h~)` (eqs. 3.1, 3.5 and 3.6)."""
+
+    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.layer_idx = layer_idx
+        self.router = MemoryRouter(config)
+        self.router_weights = RouterWeights()
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: Memory,
+        drop_memory_layers: tuple[int, ...] = (),
+        output_router_weights: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        h = hidden_states + attended
+        n = self.post_attention_layernorm(h)
+        h = h + self.mlp(n)
+        logits = self.router(n)
+        if output_router_weights:
+            self.router_weights(logits)
+        if self.layer_idx in drop_memory_layers:
+            return h
+        return ops.memory_mix(h, logits, *memory)
+
+
+class TideModel(TidePreTrainedModel, LlamaModel):
+    """The decoder: memory is looked up once from the token ids and handed to every layer."""
+
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": LlamaDecoderLayer,
+        "attentions": LlamaAttention,
+        "router_weights": OutputRecorder(RouterWeights),
+    }
+
+    def __init__(self, config: TideConfig) -> None:
+        super(LlamaModel, self).__init__(config)  # LlamaModel's own layers are never built
+        config.validate()
+        self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.memory = EmbeddingMemory(config) if config.num_memory_blocks else None
+        layer = TideDecoderLayer if config.num_memory_blocks else LlamaDecoderLayer
+        self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, MemoryNorm):
+            init.constant_(module.weight, self.config.memory_gain_init)
+        elif not isinstance(module, EmbeddingMemory):
+            super()._init_weights(module)
+        elif not getattr(module.weight, "_is_hf_initialized", False):
+            module.draw_rows(range(len(module.weight)), torch.initial_seed(), self.config.initializer_range)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        memory: Memory | None = None,
+        drop_memory_layers: Sequence[int] = (),
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """As in Llama; `memory` is a lookup made outside, `drop_memory_layers` get no injection."""
+        if input_ids is not None:
+            _check_token_ids(input_ids, self.config.vocab_size)
+        if self.memory is not None:
+            kwargs["memory"] = self._lookup(input_ids) if memory is None else self._checked_memory(memory)
+            kwargs["drop_memory_layers"] = self._checked_layers(drop_memory_layers)
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+    def _lookup(self, input_ids: torch.Tensor | None) -> Memory:
+        if input_ids is None:
+            raise ValueError(
+                "inputs_embeds alone carry no token identity, so the memory cannot be looked up: pass "
+                "input_ids instead, or memory=, looked up beforehand with model.memory(input_ids)"
+            )
+        assert self.memory is not None
+        return self.memory(input_ids)
+
+    def _checked_memory(self, memory: Memory) -> Memory:
+        found, wanted = tuple(memory[0].shape[1:]), (self.config.num_memory_blocks, self.config.hidden_size)
+        if found != wanted:
+            raise ValueError(f"memory holds rows of shape {found}: this model needs {wanted}")
+        return memory
+
+    def _checked_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+        if unknown := [i for i in layers if not 0 <= i < len(self.layers)]:
+            raise ValueError(
+                f"drop_memory_layers names layer {unknown[0]!r}: "
+                f"this model has layers 0 to {len(self.layers) - 1}"
+            )
+        return tuple(layers)
+
+
+@dataclass
+class TideCausalLMOutputWithPast(CausalLMOutputWithPast):
+    """`router_weights`: for each layer alpha, B x T x (K + 1), the null bank last; if asked for."""
+
+    router_weights: tuple[torch.Tensor, ...] | None = None
+
+
+class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
+    """A TIDE decoder with a language-modelling head."""
+
+    _pp_plan = None
+
+    def __init__(self, config: TideConfig) -> None:
+        super(LlamaForCausalLM, self).__init__(config)
+        self.model = TideModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        memory: Memory | None = None,
+        drop_memory_layers: Sequence[int] = (),
+        output_router_weights: bool = False,
+        **kwargs: Any,
+    ) -> TideCausalLMOutputWithPast:
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            memory=memory,
+            drop_memory_layers=drop_memory_layers,
+            output_router_weights=output_router_weights,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return TideCausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            router_weights=outputs.get("router_weights"),
+        )
+
+
+def _check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
+    """Names a token id outside the vocabulary; on a GPU, where this would wait, only with TIDE_LM_DEBUG=1."""
+    if torch.compiler.is_compiling() or input_ids.device.type == "meta" or not input_ids.numel():
+        return
+    if input_ids.device.type != "cpu" and os.environ.get("TIDE_LM_DEBUG") != "1":
+        return
+    outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+    if outside.numel():
+        raise ValueError(
+            f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1}): "
+            "use the tokenizer that this model was trained with"
+        )
+
+
+AutoConfig.register("tide", TideConfig, exist_ok=True)
+AutoModel.register(TideConfig, TideModel, exist_ok=True)
+AutoModelForCausalLM.register(TideConfig, TideForCausalLM, exist_ok=True)

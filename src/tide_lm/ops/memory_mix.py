@@ -1,0 +1,44 @@
+"""The router's softmax, the weighted sum of memory rows, and the residual addition (eqs. 3.5 and 3.6).
+
+Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank is last), D hidden.
+"""
+
+import torch
+
+
+def memory_mix(
+    residual_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`residual + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank adds nothing.
+
+    `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
+    index there is one row per position, in order (U = B * T), and nothing is gathered.
+    """
+    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
+
+
+def memory_mix_reference(
+    residual_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`memory_mix` in plain torch, any device, any float type."""
+    K, D = rows_UKD.shape[1:]
+    if index_BT is None:
+        memory_BTKD = rows_UKD.view(*residual_BTD.shape[:-1], K, D)
+    else:
+        memory_BTKD = rows_UKD[index_BT]
+    alpha_BTK = router_weights(logits_BTS)[..., :K]
+    # Not an einsum: on a CPU its batch of 1 x K products takes eight times as long.
+    mixed_BTD = (alpha_BTK.unsqueeze(-1) * memory_BTKD).sum(-2)
+    return residual_BTD + mixed_BTD.to(residual_BTD.dtype)
+
+
+def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:
+    """`alpha`: softmax over the K blocks and the null bank, in float32 at least (eq. 3.5)."""
+    dtype = torch.promote_types(logits_BTS.dtype, torch.float32)
+    return torch.softmax(logits_BTS, dim=-1, dtype=dtype)

@@ -1,0 +1,83 @@
+"""The models of the paper, and tiny ones for a CPU. Each value is marked as stated or assumed."""
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+
+from tide_lm.config import ModelConfig
+
+PAPER_BLOCKS = (2, 4, 8, 16, 24)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named model. Fields of `model` that the paper does not state are our assumption."""
+
+    name: str
+    model: ModelConfig
+    stated: frozenset[str] = frozenset()
+
+
+def _paper(hidden: int, layers: int, heads: int, ffn: int, head_dim: int = 64) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=128_256,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=head_dim,
+        bos_token_id=128_000,
+        eos_token_id=128_001,
+    )
+
+
+def _tiny(vocab: int, hidden: int, layers: int, ffn: int) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 64,
+        head_dim=32,
+        max_position_embeddings=512,
+    )
+
+
+_SIZES = {
+    "tiny": _tiny(vocab=4_096, hidden=128, layers=4, ffn=384),
+    "small": _tiny(vocab=32_768, hidden=512, layers=8, ffn=1_408),
+    "350m": _paper(hidden=1_024, layers=24, heads=16, ffn=1_920),
+    "750m": _paper(hidden=1_536, layers=24, heads=24, ffn=3_648),
+    "1b": _paper(hidden=2_048, layers=24, heads=32, ffn=3_520),
+    "3b": _paper(hidden=3_072, layers=28, heads=24, ffn=8_192, head_dim=128),
+}
+_STATED = frozenset({"vocab_size", "max_position_embeddings", "num_memory_blocks"})
+_STATED_BY_SIZE = {
+    "tiny": frozenset[str](),
+    "small": frozenset[str](),
+    "1b": _STATED | {"hidden_size", "num_hidden_layers"},
+}
+_NAME = re.compile(r"(?:base|tide-(?P<blocks>[1-9]\d*)e)-(?P<size>\w+)")
+
+
+def get(name: str) -> Preset:
+    """The preset `base-SIZE` or `tide-Ke-SIZE`, for any K."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["size"] not in _SIZES:
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names())}"
+        raise ValueError(f"unknown preset {name!r}: {hint}")
+    size = match["size"]
+    model = replace(_SIZES[size], num_memory_blocks=int(match["blocks"] or 0))
+    return Preset(name, model, _STATED_BY_SIZE.get(size, _STATED))
+
+
+def names() -> list[str]:
+    """All named presets: every size, with K = 0 and the paper's K."""
+    return [
+        f"tide-{blocks}e-{size}" if blocks else f"base-{size}"
+        for size in _SIZES
+        for blocks in (0, *PAPER_BLOCKS)
+    ]

@@ -1,0 +1,155 @@
+"""At home in Hugging Face: a TIDE model's configuration, initialisation, loading and saving."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import LlamaConfig
+from transformers import initialization as init
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
+
+from tide_lm import presets, runs
+from tide_lm.seeded_init import normal
+
+_SHIM_MODULE = "modeling_tide"
+_SHIM = '''\
+"""Lets transformers find TIDE with `trust_remote_code=True`. All code is in the package tide-lm."""
+
+try:
+    from tide_lm.model import TideConfig, TideForCausalLM, TideModel  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("this is a TIDE model, which needs: pip install tide-lm") from error
+'''
+_AUTO_MAP = {
+    "AutoConfig": f"{_SHIM_MODULE}.TideConfig",
+    "AutoModel": f"{_SHIM_MODULE}.TideModel",
+    "AutoModelForCausalLM": f"{_SHIM_MODULE}.TideForCausalLM",
+}
+
+
+@strict
+class TideConfig(LlamaConfig):
+    """A Llama's configuration with `num_memory_blocks` (K) and the initial gain of the memory's norm.
+
+    K = 0 is the base model, exactly `LlamaForCausalLM`. `memory_dim` is the paper's d_b; it must equal
+    `hidden_size`, since memory joins the residual stream with no projection.
+    """
+
+    model_type = "tide"
+    base_model_pp_plan = None  # every layer needs the memory, so the layers cannot be a pipeline of stages
+
+    num_memory_blocks: int = 8
+    memory_gain_init: float = 1.0
+    memory_dim: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for key in kwargs:
+            if near := difflib.get_close_matches(key, TideConfig.__annotations__, n=1, cutoff=0.8):
+                raise ValueError(f"unknown config key {key!r}: did you mean {near[0]!r}?")
+        super().__post_init__(**{**kwargs, "auto_map": dict(_AUTO_MAP)})
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "TideConfig":
+        """The configuration of a named model of the paper, such as `tide-8e-1b` or `base-1b`."""
+        return cls(**{**presets.get(name).model.to_transformers(), **overrides})
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.num_memory_blocks < 0:
+            raise ValueError(
+                f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"
+            )
+        if self.memory_dim not in (None, self.hidden_size):
+            raise ValueError(
+                f"memory_dim is {self.memory_dim} and hidden_size is {self.hidden_size}: memory is added to "
+                "the residual stream with no projection, so they must be equal; leave memory_dim out"
+            )
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        super().save_pretrained(save_directory, *args, **kwargs)
+        runs.write_atomically(Path(save_directory) / f"{_SHIM_MODULE}.py", _SHIM)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing to do: a saved folder carries the shim, never a copy of this file."""
+
+
+class TidePreTrainedModel(LlamaPreTrainedModel):
+    """What `TideModel` and `TideForCausalLM` share."""
+
+    config: TideConfig
+    _no_split_modules = ["TideDecoderLayer", "LlamaDecoderLayer", "EmbeddingMemory"]  # noqa: RUF012
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draws each matrix from torch's seed and its name, so that models of one seed share it."""
+        seed, std = torch.initial_seed(), self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding) and (name := self._name_of(module)):
+            if name in self.all_tied_weights_keys:
+                return
+            drawn = torch.from_numpy(normal(seed, name, tuple(module.weight.shape)) * std)
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                drawn[module.padding_idx] = 0
+            init.copy_(module.weight, drawn)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+    def _name_of(self, module: nn.Module) -> str | None:
+        """The name of a module's weight in a checkpoint, the same with and without a head."""
+        prefix = f"{self.base_model_prefix}." if self.base_model is self else ""
+        names = (name for name, candidate in self.named_modules() if candidate is module)
+        return next((f"{prefix}{name}.weight" for name in names), None)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        *args: Any,
+        ignore_mismatched_sizes: bool = False,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As in transformers, but a checkpoint that lacks memory is an error, not random tables."""
+        model, info = super().from_pretrained(
+            *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
+        )
+        if missing := sorted(key for key in info["missing_keys"] if "memory." in key or ".router." in key):
+            raise ValueError(
+                f"{model.name_or_path!r} lacks {len(missing)} tensors of the memory, {missing[0]} among "
+                f"them, that num_memory_blocks={model.config.num_memory_blocks} calls for: if it is a Llama, "
+                "make it a TIDE model with `tide-lm upcycle`, or open it as the base with num_memory_blocks=0"
+            )
+        if info["mismatched_keys"] and not ignore_mismatched_sizes:
+            name, found, wanted = min(info["mismatched_keys"])
+            raise ValueError(
+                f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config.json calls for "
+                f"{tuple(wanted)}: one of the two files is not this model's"
+            )
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing to do: a saved folder carries the shim, never a copy of this file."""
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
+        if options["use_reentrant"] and self.config.num_memory_blocks:
+            raise ValueError(
+                "use_reentrant=True cannot checkpoint a TIDE model: all layers share the memory, and "
+                "re-entrant checkpoints lose the gradient of what is shared; use use_reentrant=False"
+            )
+        super().gradient_checkpointing_enable(options, **kwargs)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resizes E, the head and every table; rows added to the tables are drawn as at initialisation."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        memory = self.base_model.memory
+        if memory is not None:
+            memory.resize(embeddings.num_embeddings, torch.initial_seed(), self.config.initializer_range)
+        return embeddings
