@@ -1,12 +1,14 @@
 """The shape of a model, as presets and estimates need it, without torch or transformers."""
 
+import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A TIDE model's shape, under the names of a Hugging Face config; `num_memory_blocks` 0 is the base."""
+    """A model's shape under the names of a Hugging Face config; `num_memory_blocks` 0 is the base."""
 
     vocab_size: int
     hidden_size: int
@@ -23,8 +25,53 @@ class ModelConfig:
     bos_token_id: int = 0
     eos_token_id: int = 1
 
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "num_memory_blocks",
+        ):
+            value, least = getattr(self, name), 0 if name == "num_memory_blocks" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+
     def to_transformers(self) -> dict[str, Any]:
         """Keyword arguments for `TideConfig` or `LlamaConfig`."""
         values = asdict(self)
         theta = values.pop("rope_theta")
         return {**values, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+    @classmethod
+    def from_folder(cls, path: Path) -> "ModelConfig":
+        """The shape of a Llama or TIDE model from its folder or its config.json, weights not needed."""
+        file = path / "config.json" if path.is_dir() else path
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read a model config from {file}: {error}") from error
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        if kind not in ("llama", "tide"):
+            raise ValueError(f"{file} describes a model of type {kind!r}: only llama and tide are known")
+        try:
+            heads = values["num_attention_heads"]
+            return cls(
+                vocab_size=values["vocab_size"],
+                hidden_size=values["hidden_size"],
+                intermediate_size=values["intermediate_size"],
+                num_hidden_layers=values["num_hidden_layers"],
+                num_attention_heads=heads,
+                num_key_value_heads=values.get("num_key_value_heads") or heads,
+                head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+                num_memory_blocks=values.get("num_memory_blocks", 0),
+                max_position_embeddings=values.get("max_position_embeddings", 2048),
+                tie_word_embeddings=values.get("tie_word_embeddings", False),
+            )
+        except KeyError as error:
+            raise ValueError(f"{file} has no {error}, which a {kind} config must have") from error
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"{file}: {error}") from error

@@ -46,14 +46,19 @@ def count_parameters(model: ModelConfig) -> Parameters:
     )
 
 
+def resident_bytes(model: ModelConfig, bits: int) -> int:
+    """Bytes of all weights but the tables."""
+    return -(-count_parameters(model).resident * bits // 8)
+
+
 def table_bytes(model: ModelConfig, bits: int) -> int:
     """Bytes of all tables: vocabulary x blocks x hidden x bits (appendix on compression)."""
-    return math.ceil(count_parameters(model).tables * bits / 8)
+    return -(-count_parameters(model).tables * bits // 8)
 
 
 def row_bytes(model: ModelConfig, bits: int) -> int:
     """Bytes of memory that one token needs, for all layers together."""
-    return math.ceil(model.num_memory_blocks * model.hidden_size * bits / 8)
+    return -(-model.num_memory_blocks * model.hidden_size * bits // 8)
 
 
 def cache_bytes(model: ModelConfig, bits: int = 16) -> int:
@@ -96,7 +101,7 @@ def expected_updates(frequency: float, tokens: float, batch: int, sequence: int)
 
 
 def gradient_ratio_bound(rare: float, common: float, batch: int, sequence: int, spread: float = 1.0) -> float:
-    """Upper bound on the gradient signal of a rare token over a common one's; spread = G^2 / G_min^2 (eq. 2.3)."""
+    """Bound on a rare token's gradient signal over a common one's; spread = G^2 / G_min^2 (eq. 2.3)."""
     kappa = -math.expm1(batch * sequence * math.log1p(-common))
     return rare * batch * sequence * spread / kappa
 

@@ -281,17 +281,18 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
 
 
 def _check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
-    """Names a token id outside the vocabulary; on a GPU, where this would wait, only with TIDE_LM_DEBUG=1."""
-    if torch.compiler.is_compiling() or input_ids.device.type == "meta" or not input_ids.numel():
+    """Names a token id outside the vocabulary; on a GPU, where that waits, only with TIDE_LM_DEBUG=1."""
+    if torch.compiler.is_compiling():
         return
-    if input_ids.device.type != "cpu" and os.environ.get("TIDE_LM_DEBUG") != "1":
-        return
-    outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
-    if outside.numel():
-        raise ValueError(
-            f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1}): "
-            "use the tokenizer that this model was trained with"
-        )
+    if not input_ids.numel():
+        raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: pass at least one")
+    if input_ids.device.type == "cpu" or os.environ.get("TIDE_LM_DEBUG") == "1":
+        outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+        if outside.numel():
+            raise ValueError(
+                f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} "
+                f"(0 to {vocab_size - 1}): use the tokenizer that this model was trained with"
+            )
 
 
 AutoConfig.register("tide", TideConfig, exist_ok=True)

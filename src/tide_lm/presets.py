@@ -67,7 +67,8 @@ def get(name: str) -> Preset:
     match = _NAME.fullmatch(name)
     if match is None or match["size"] not in _SIZES:
         near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names())}"
+        forms = f"use base-SIZE or tide-Ke-SIZE, with SIZE one of {', '.join(_SIZES)}"
+        hint = f"did you mean {near[0]!r}?" if near else forms
         raise ValueError(f"unknown preset {name!r}: {hint}")
     size = match["size"]
     model = replace(_SIZES[size], num_memory_blocks=int(match["blocks"] or 0))

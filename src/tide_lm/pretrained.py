@@ -43,7 +43,7 @@ class TideConfig(LlamaConfig):
     base_model_pp_plan = None  # every layer needs the memory, so the layers cannot be a pipeline of stages
 
     num_memory_blocks: int = 8
-    memory_gain_init: float = 1.0
+    memory_gain_init: int | float = 1.0
     memory_dim: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -1,7 +1,16 @@
-"""Files that other parts read: written whole or not at all, with what is needed to run them again."""
+"""What a run leaves behind: results that are written whole or not at all, and say how to repeat them."""
 
+import json
 import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -15,3 +24,58 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
+    """Writes `results/<what>.json` of a run directory, with all that is needed to get it again."""
+    path = results_folder(run) / f"{what}.json"
+    record = {**result, "provenance": provenance(seed)}
+    write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def results_folder(run: Path) -> Path:
+    """The folder of a run's results, made if need be: long work calls this before it starts."""
+    folder = run / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def provenance(seed: int | None = None) -> dict[str, Any]:
+    """Versions, machine, commit, seed and the exact command."""
+    program = Path(sys.argv[0]).name
+    return {
+        "command": shlex.join(["tide-lm" if program == "__main__.py" else program, *sys.argv[1:]]),
+        "seed": seed,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in _PACKAGES if (version := installed_version(name))},
+        "machine": {"system": platform.platform(), "cpu": cpu_name(), "cores": os.cpu_count()},
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this code runs from, if it is one, with `+` if it was changed."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -1,0 +1,3 @@
+from tide_lm.cli import main
+
+main()

@@ -1,0 +1,39 @@
+"""The command `tide-lm`. Commands import what is heavy when they run, so help answers at once."""
+
+import sys
+
+import typer
+
+from tide_lm.cli import demo, doctor, estimate, presets
+
+app = typer.Typer(
+    name="tide-lm",
+    help="TIDE language models: every layer knows the token beneath the context.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("presets")(presets.command)
+app.command("estimate")(estimate.command)
+app.command("doctor")(doctor.command)
+app.command("demo")(demo.command)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from tide_lm import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Exit status: 0 done, 1 the work failed, 2 the call is wrong."""
+    if sys.platform == "win32":
+        sys.exit("tide-lm runs on Linux and macOS; on Windows, use it in WSL")
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

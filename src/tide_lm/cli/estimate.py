@@ -1,0 +1,99 @@
+"""`tide-lm estimate`: what a model costs before any of it exists."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tide_lm import estimate, presets
+from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.config import ModelConfig
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="A preset, or the folder or config.json of a Llama or TIDE model.")
+    ] = "tide-8e-1b",
+    memory_blocks: Annotated[
+        int | None, typer.Option("--memory-blocks", "-k", min=0, help="Blocks K instead of the model's.")
+    ] = None,
+    sequence: Annotated[
+        int | None, typer.Option("--sequence", min=1, help="Tokens of a training sequence.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Parameters, FLOPs, VRAM, SSD and optimiser bytes of a model, for any number of memory blocks."""
+    try:
+        shape = ModelConfig.from_folder(Path(model)) if Path(model).exists() else presets.get(model).model
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if memory_blocks is not None:
+        shape = replace(shape, num_memory_blocks=memory_blocks)
+    result = _estimate(model, shape, sequence or shape.max_position_embeddings)
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _estimate(name: str, model: ModelConfig, sequence: int) -> dict[str, Any]:
+    parameters = estimate.count_parameters(model)
+    resident_adam, table_adam = estimate.adam_bytes(model)
+    return {
+        "model": name,
+        "memory_blocks": model.num_memory_blocks,
+        "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
+        "inference": [
+            {
+                "bits": bits,
+                "vram_bytes": estimate.resident_bytes(model, bits),
+                "table_bytes": estimate.table_bytes(model, bits),
+                "table_bytes_per_token": estimate.row_bytes(model, bits),
+            }
+            for bits in estimate.PRECISIONS
+        ],
+        "cache_bytes_per_token": estimate.cache_bytes(model),
+        "training": {
+            "sequence": sequence,
+            "flops_per_token": estimate.train_flops(model, sequence),
+            "adam_bytes": {"resident": resident_adam, "tables": table_adam},
+        },
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    counts, training = result["parameters"], result["training"]
+    print_table(
+        f"{result['model']}, K = {result['memory_blocks']}",
+        ["part", "parameters"],
+        [(part, f"{count:,}") for part, count in counts.items()],
+    )
+    print_table(
+        "Inference with the tables on SSD",
+        ["precision", "VRAM", "SSD", "table bytes a token"],
+        [
+            (
+                f"{row['bits']} bit",
+                _gigabytes(row["vram_bytes"]),
+                _gigabytes(row["table_bytes"]),
+                f"{row['table_bytes_per_token']:,}",
+            )
+            for row in result["inference"]
+        ],
+    )
+    adam = training["adam_bytes"]
+    print_table(
+        "Running and training",
+        ["what", "cost"],
+        [
+            ("KV cache, bytes a token in 16 bit", f"{result['cache_bytes_per_token']:,}"),
+            (f"FLOPs to train a token, T = {training['sequence']:,}", f"{training['flops_per_token']:.3e}"),
+            ("Adam in float32: weights, gradients, moments", _gigabytes(adam["resident"])),
+            ("Adam in float32: tables and their moments", _gigabytes(adam["tables"])),
+        ],
+    )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.3f} GB"

@@ -1,0 +1,29 @@
+"""Results go to stdout, as a table or as JSON; everything else goes to stderr."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def print_json(result: Any) -> None:
+    typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: bool = True
+) -> None:
+    """A table; if its columns after the first hold numbers, they are aligned right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position and numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)

@@ -1,0 +1,71 @@
+"""`tide-lm presets`: the models of the paper, what it states of them and what is assumed."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from tide_lm import presets
+from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.estimate import count_parameters
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="One preset in full, such as tide-8e-1b.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's models and tiny ones: what the paper states of them, and what is assumed."""
+    try:
+        chosen = [presets.get(name)] if name else [presets.get(known) for known in presets.names()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json:
+        print_json([_record(preset) for preset in chosen])
+    elif name:
+        _print_one(chosen[0])
+    else:
+        _print_sizes([preset for preset in chosen if not preset.model.num_memory_blocks])
+
+
+def _record(preset: presets.Preset) -> dict[str, Any]:
+    model = asdict(preset.model)
+    parameters = count_parameters(preset.model)
+    return {
+        "name": preset.name,
+        "model": model,
+        "stated": sorted(preset.stated),
+        "assumed": sorted(model.keys() - preset.stated),
+        "parameters": {**asdict(parameters), "total": parameters.total},
+    }
+
+
+def _print_one(preset: presets.Preset) -> None:
+    source = {True: "stated by the paper", False: "assumed"}
+    rows = [(key, value, source[key in preset.stated]) for key, value in asdict(preset.model).items()]
+    print_table(preset.name, ["field", "value", "source"], rows, numbers=False)
+
+
+def _print_sizes(bases: list[presets.Preset]) -> None:
+    def cell(base: presets.Preset, *fields: str) -> str:
+        values = "/".join(f"{getattr(base.model, field):,}" for field in fields)
+        return values if base.stated.issuperset(fields) else f"{values} a"
+
+    rows = [
+        (
+            base.name,
+            cell(base, "hidden_size"),
+            cell(base, "num_hidden_layers"),
+            cell(base, "num_attention_heads", "num_key_value_heads"),
+            cell(base, "intermediate_size"),
+            cell(base, "vocab_size"),
+            f"{count_parameters(base.model).backbone / 1e6:,.1f}M",
+        )
+        for base in bases
+    ]
+    columns = ["name", "d", "layers", "heads/kv", "FFN", "vocabulary", "parameters"]
+    print_table("Presets", columns, rows)
+    blocks = ", ".join(map(str, presets.PAPER_BLOCKS))
+    typer.echo(
+        "a: assumed; the rest is stated by the paper. With memory: tide-Ke-SIZE, such as tide-8e-1b,\n"
+        f"for any number of blocks K (the paper's: {blocks})."
+    )

@@ -1,0 +1,135 @@
+"""The command as a user calls it: real processes, their output and exit status."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tide_lm import presets
+from tide_lm.cli import doctor
+
+
+def tide_lm(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tide_lm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **{"timeout": 300, **options})
+
+
+def result_of(*arguments: str, **options) -> dict:
+    done = tide_lm(*arguments, "--json", **options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_presets_lists_every_model_with_its_sources():
+    records = {record["name"]: record for record in result_of("presets")}
+    assert list(records) == presets.names()
+    model = records["tide-8e-1b"]
+    assert model["parameters"]["tables"] == 128_256 * 8 * 2_048
+    assert "hidden_size" in model["stated"]
+    assert "intermediate_size" in model["assumed"]
+    assert set(model["stated"]) | set(model["assumed"]) == set(model["model"])
+
+
+def test_presets_are_readable_in_eighty_columns():
+    listing = tide_lm("presets", env={"COLUMNS": "80", "PATH": ""}).stdout
+    for text in ("base-1b", "1,033.5M", "32/8 a", "128,256", "a: assumed"):
+        assert text in listing
+    assert "stated by the paper" in tide_lm("presets", "tide-8e-1b").stdout
+
+
+def test_estimate_gives_the_papers_sizes():
+    result = result_of("estimate", "tide-8e-1b")
+    sizes = {row["bits"]: row for row in result["inference"]}
+    assert [round(sizes[bits]["table_bytes"] / 1e9, 2) for bits in (16, 8, 4)] == [4.20, 2.10, 1.05]
+    assert sizes[4]["table_bytes_per_token"] == 8 * 2048 // 2
+    assert result["cache_bytes_per_token"] == 2 * 24 * 8 * 64 * 2
+    assert result["training"]["adam_bytes"]["tables"] == 12 * result["parameters"]["tables"]
+    more = result_of("estimate", "tide-8e-1b", "--memory-blocks", "24")
+    assert round(more["inference"][2]["table_bytes"] / 1e9, 3) == 3.152
+    assert "4.203 GB" in tide_lm("estimate", "tide-8e-1b").stdout
+
+
+def test_estimate_reads_a_model_folder(tiny_model, tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    assert result_of("estimate", str(tmp_path))["parameters"]["total"] == model.num_parameters()
+
+
+def test_doctor_finds_what_is_installed():
+    report = result_of("doctor")
+    assert report["problems"] == []
+    assert report["packages"]["torch"]
+    assert report["disk_free_bytes"] > 0
+    assert "transformers" in tide_lm("doctor").stdout
+
+
+def test_doctor_reports_what_is_missing_or_too_old(monkeypatch):
+    versions = {"torch": "2.9.1+cu128", "transformers": None}
+    installed = doctor.installed_version
+    monkeypatch.setattr(doctor, "installed_version", lambda name: versions.get(name, installed(name)))
+    report = doctor.examine()
+    assert report["problems"] == [
+        "torch 2.9.1+cu128: install torch>=2.11",
+        "transformers is missing: install transformers>=5.17",
+    ]
+
+
+def test_doctor_requires_what_the_package_requires():
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    declared = dict(line.split(">=") for line in pyproject["project"]["dependencies"])
+    assert declared == doctor.REQUIRED
+    extras = {
+        line.split(">=")[0]: name
+        for name, lines in pyproject["project"]["optional-dependencies"].items()
+        if name != "dev"
+        for line in lines
+    }
+    assert extras == doctor.EXTRAS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["presets", "tide-8e-1B"], "did you mean 'tide-8e-1b'"),
+        (["estimate", "nothing"], "unknown preset 'nothing'"),
+        (["estimate", "--memory-blocks", "-1"], "greater than or equal to 0"),
+        (["estimate", "--memory-block", "1"], "--memory-block"),
+        (["train-fast"], "train-fast"),
+        (["demo", "--steps", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):
+    done = tide_lm(*arguments)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    done = tide_lm("estimate", str(tmp_path))
+    assert done.returncode == 2
+    assert "config.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_trains_both_models_and_writes_its_numbers(tmp_path):
+    result = result_of("demo", "--steps", "12", "--run", str(tmp_path / "demo"), cwd=tmp_path)
+    written = json.loads((tmp_path / "demo" / "results" / "demo.json").read_text())
+    assert {key: written[key] for key in result} == result
+    assert written["provenance"]["seed"] == 0
+    assert result["tide"]["parameters"] > result["base"]["parameters"]
+    for kind in ("base", "tide"):
+        assert result[kind]["val_loss"] < 8  # a uniform guess over 4,096 tokens is 8.32
+        assert result[kind]["sample"].startswith("The statement")
+
+
+def test_demo_into_a_place_that_cannot_be_written_fails_before_it_trains(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = tide_lm("demo", "--run", str(tmp_path / "file"), timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error:")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,83 @@
+"""Settings before torch and transformers load, and the small models that many tests share."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+from tide_lm.model import TideConfig, TideForCausalLM
+
+torch.set_num_threads(1)
+
+VOCAB = 53
+
+
+@pytest.fixture
+def tiny_config():
+    """Makes the config of a model of a few thousand parameters: two layers, grouped queries."""
+
+    def make(**changes) -> TideConfig:
+        settings = {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_memory_blocks": 3,
+            "max_position_embeddings": 64,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 2,
+        }
+        return TideConfig(**{**settings, **changes})
+
+    return make
+
+
+@pytest.fixture
+def tiny_model(tiny_config):
+    """Makes a tiny model in evaluation mode, its routers sharp enough to prefer some blocks."""
+
+    def make(**changes) -> TideForCausalLM:
+        torch.manual_seed(0)
+        model = TideForCausalLM(tiny_config(**changes)).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".router." in name:
+                    parameter.mul_(30)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def token_ids():
+    """Two rows of ordinary tokens, some of them repeated."""
+    return torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A real byte-level tokenizer over a few sentences, with the special tokens of the tiny models."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    specials = ["<bos>", "<eos>", "<pad>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["every layer knows the token beneath the context"] * 4, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )

@@ -1,0 +1,123 @@
+"""Bad input gets an error that says what, the value, and what to change."""
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from tide_lm.model import Memory, TideConfig
+
+
+@pytest.mark.parametrize("blocks", [0, 3])
+@pytest.mark.parametrize("outside", [53, -1, 10**9])
+def test_a_token_outside_the_vocabulary_is_named(tiny_model, token_ids, blocks, outside):
+    token_ids[1, 4] = outside
+    with pytest.raises(ValueError, match=rf"token id {outside} is outside the vocabulary of 53 \(0 to 52\)"):
+        tiny_model(num_memory_blocks=blocks)(token_ids)
+
+
+def test_no_tokens_at_all_are_refused(tiny_model):
+    with pytest.raises(ValueError, match=r"shape \(2, 0\) hold no token"):
+        tiny_model()(torch.empty(2, 0, dtype=torch.long))
+
+
+def test_embeddings_alone_are_refused_and_with_a_memory_accepted(tiny_model, token_ids):
+    model = tiny_model()
+    embeddings = model.get_input_embeddings()(token_ids)
+    with pytest.raises(ValueError, match="carry no token identity"):
+        model(inputs_embeds=embeddings)
+    with pytest.raises(ValueError, match="carry no token identity"):
+        model.generate(inputs_embeds=embeddings, max_new_tokens=2)
+    memory = model.model.memory(token_ids)
+    assert torch.equal(model(inputs_embeds=embeddings, memory=memory).logits, model(token_ids).logits)
+    base = tiny_model(num_memory_blocks=0)
+    assert torch.equal(base(inputs_embeds=embeddings).logits, base(token_ids).logits)
+
+
+def test_a_memory_of_another_shape_is_refused(tiny_model, token_ids):
+    with pytest.raises(ValueError, match=r"rows of shape \(2, 32\): this model needs \(3, 32\)"):
+        tiny_model()(token_ids, memory=Memory(torch.zeros(18, 2, 32)))
+
+
+@pytest.mark.parametrize("layer", [2, -1])
+def test_dropping_a_layer_that_does_not_exist_is_refused(tiny_model, token_ids, layer):
+    with pytest.raises(ValueError, match=f"layer {layer}: this model has layers 0 to 1"):
+        tiny_model()(token_ids, drop_memory_layers=[layer])
+
+
+def test_memory_dim_other_than_hidden_size_is_refused(tiny_config):
+    assert tiny_config(memory_dim=32).hidden_size == 32
+    with pytest.raises(StrictDataclassError, match="memory_dim is 16 and hidden_size is 32"):
+        tiny_config(memory_dim=16)
+
+
+def test_negative_blocks_are_refused(tiny_config, tiny_model, tmp_path):
+    with pytest.raises(StrictDataclassError, match="num_memory_blocks is -1"):
+        tiny_config(num_memory_blocks=-1)
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(StrictDataclassError, match="num_memory_blocks is -1"):
+        type(tiny_model()).from_pretrained(tmp_path, num_memory_blocks=-1)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("num_memmory_blocks", "num_memory_blocks"),
+        ("num_memory_block", "num_memory_blocks"),
+        ("memory_blocks", "num_memory_blocks"),
+        ("memory_gain", "memory_gain_init"),
+        ("memory_dims", "memory_dim"),
+    ],
+)
+def test_a_key_that_looks_like_ours_is_refused_with_the_right_one(key, meant):
+    with pytest.raises(ValueError, match=f"'{key}': did you mean '{meant}'"):
+        TideConfig(**{key: 4})
+
+
+def test_foreign_keys_pass_as_in_transformers():
+    config = TideConfig(some_other_project="x", vision_dim=3)
+    assert config.some_other_project == "x"
+    assert TideConfig(**config.to_dict()).vision_dim == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_memory_blocks", "8"),
+        ("num_memory_blocks", 2.5),
+        ("num_memory_blocks", True),
+        ("num_memory_blocks", None),
+        ("memory_gain_init", "1"),
+        ("memory_dim", "32"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
+    with pytest.raises(StrictDataclassError, match=key):
+        TideConfig(**{key: value})
+
+
+def test_a_gain_may_be_written_as_a_whole_number():
+    assert TideConfig(memory_gain_init=0).memory_gain_init == 0
+
+
+def test_ids_on_another_device_are_checked_only_when_asked(tiny_model, token_ids, monkeypatch):
+    """A check on a GPU waits for it: without TIDE_LM_DEBUG=1 nothing may read the ids."""
+    from tide_lm import model as module
+
+    read = []
+
+    class OtherDevice:
+        device = torch.device("cuda")
+
+        def numel(self):
+            return 1
+
+        def __lt__(self, other):
+            read.append(other)
+            raise AssertionError("the ids were read")
+
+    monkeypatch.delenv("TIDE_LM_DEBUG", raising=False)
+    module._check_token_ids(OtherDevice(), 53)
+    assert not read
+    monkeypatch.setenv("TIDE_LM_DEBUG", "1")
+    with pytest.raises(AssertionError, match="were read"):
+        module._check_token_ids(OtherDevice(), 53)

@@ -1,0 +1,169 @@
+"""Every parameter depends on the seed and on its own name alone; no construction allocates twice."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tide_lm.model import EmbeddingMemory, TideForCausalLM, TideModel
+from tide_lm.seeded_init import normal, normal_rows
+
+
+class LargestAllocations(TorchDispatchMode):
+    """Counts the tensors of at least so many elements that operations allocate outside meta."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__()
+        self.at_least, self.storages = at_least, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                if storage.nbytes() >= self.at_least * tensor.element_size():
+                    self.storages.add(storage.data_ptr())
+        return result
+
+
+def test_base_and_tide_of_one_seed_share_every_llama_weight(tiny_config):
+    torch.manual_seed(7)
+    tide = TideForCausalLM(tiny_config()).state_dict()
+    torch.manual_seed(7)
+    base = TideForCausalLM(tiny_config(num_memory_blocks=0)).state_dict()
+    assert set(base) < set(tide)
+    assert all(torch.equal(base[name], tide[name]) for name in base)
+
+
+def test_another_seed_gives_other_weights(tiny_config):
+    torch.manual_seed(7)
+    first = TideForCausalLM(tiny_config())
+    torch.manual_seed(8)
+    second = TideForCausalLM(tiny_config())
+    for name, parameter in first.named_parameters():
+        drawn = "norm" not in name
+        assert torch.equal(parameter, second.get_parameter(name)) != drawn, name
+
+
+def test_no_two_parameters_are_drawn_alike(tiny_config):
+    model = TideForCausalLM(tiny_config(tie_word_embeddings=False))
+    starts = [tuple(p.flatten()[:4].tolist()) for name, p in model.named_parameters() if "norm" not in name]
+    assert len(starts) == len(set(starts))
+
+
+def test_values_have_the_spread_that_the_config_asks_for(tiny_config):
+    model = TideForCausalLM(tiny_config(vocab_size=999, initializer_range=0.05, memory_gain_init=0.3))
+    for weight in (model.model.memory.weight, model.model.embed_tokens.weight, model.lm_head.weight):
+        assert weight.std().item() == pytest.approx(0.05, rel=0.05)
+    assert model.model.embed_tokens.weight[model.config.pad_token_id].abs().max() == 0
+    assert torch.all(model.model.memory.norm.weight == torch.tensor(0.3))
+    assert all(torch.all(layer.input_layernorm.weight == 1) for layer in model.model.layers)
+
+
+def test_a_table_drawn_in_shards_equals_the_table_drawn_whole():
+    whole = normal_rows(3, "model.memory.weight", range(50), (4, 8))
+    shards = [
+        normal_rows(3, "model.memory.weight", range(a, b), (4, 8)) for a, b in ((0, 1), (1, 33), (33, 50))
+    ]
+    assert np.array_equal(np.concatenate(shards), whole)
+    fewer_blocks = normal_rows(3, "model.memory.weight", range(50), (2, 8))
+    assert np.array_equal(fewer_blocks, whole[:, :2])
+
+
+def test_draws_are_pinned():
+    """The values are part of what a seed means: a new numpy that changes them must be noticed."""
+    assert normal(0, "lm_head.weight", (3,)).tolist() == pytest.approx(
+        [0.6772100, 1.1999757, 0.4734340], abs=1e-6
+    )
+    assert normal_rows(0, "model.memory.weight", range(5, 6), (3,))[0].tolist() == pytest.approx(
+        [0.0110750, 0.7573215, -1.0503817], abs=1e-6
+    )
+
+
+def test_precision_does_not_change_what_is_drawn(tiny_config):
+    torch.manual_seed(3)
+    single = TideForCausalLM(tiny_config())
+    torch.manual_seed(3)
+    half = TideForCausalLM._from_config(tiny_config(), dtype=torch.bfloat16)
+    for name, parameter in half.named_parameters():
+        assert torch.equal(parameter, single.get_parameter(name).to(torch.bfloat16)), name
+
+
+def test_a_model_made_on_meta_is_initialised_like_any_other(tiny_config):
+    torch.manual_seed(5)
+    direct = TideForCausalLM(tiny_config())
+    with torch.device("meta"):
+        model = TideForCausalLM(tiny_config())
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    torch.manual_seed(5)
+    model.init_weights()
+    for name, tensor in {**direct.state_dict(), **dict(direct.named_buffers())}.items():
+        assert torch.equal(model.get_parameter_or_buffer(name), tensor), name
+
+
+def test_the_decoder_alone_draws_what_it_draws_under_a_head(tiny_config):
+    torch.manual_seed(5)
+    whole = TideForCausalLM(tiny_config())
+    torch.manual_seed(5)
+    decoder = TideModel(tiny_config())
+    for name, parameter in decoder.named_parameters():
+        assert torch.equal(parameter, whole.model.get_parameter(name)), name
+
+
+def test_construction_and_loading_allocate_the_tables_once(tiny_config, tmp_path):
+    config = tiny_config(vocab_size=5_000)
+    tables = config.vocab_size * config.num_memory_blocks * config.hidden_size
+    with LargestAllocations(tables) as built:
+        model = TideForCausalLM(config)
+    assert len(built.storages) == 1
+    model.save_pretrained(tmp_path)
+    with LargestAllocations(tables) as loaded:
+        TideForCausalLM.from_pretrained(tmp_path)
+    assert len(loaded.storages) <= 1
+    with LargestAllocations(tables) as nothing, torch.device("meta"):
+        TideForCausalLM(config)
+    assert not nothing.storages
+
+
+def test_llamas_own_layers_are_never_built(tiny_config, monkeypatch):
+    """Only as many attention modules are made as the model keeps."""
+    from transformers.models.llama import modeling_llama
+
+    made = []
+    build = modeling_llama.LlamaAttention.__init__
+    monkeypatch.setattr(
+        modeling_llama.LlamaAttention,
+        "__init__",
+        lambda self, *args, **kwargs: (made.append(self), build(self, *args, **kwargs))[1],
+    )
+    model = TideForCausalLM(tiny_config())
+    assert made == [layer.self_attn for layer in model.model.layers]
+
+
+def test_resizing_keeps_the_tables_in_step_with_the_vocabulary(tiny_model):
+    model = tiny_model()
+    before = model.model.memory.weight.detach().clone()
+    model.resize_token_embeddings(60, mean_resizing=False)
+    weight = model.model.memory.weight
+    assert weight.shape[0] == model.get_input_embeddings().num_embeddings == model.config.vocab_size == 60
+    assert weight.requires_grad
+    assert torch.equal(weight[:53], before)
+    ids = torch.tensor([[59, 54]])
+    assert torch.isfinite(model(ids).logits).all()
+    assert not torch.equal(model(ids).logits, model(ids, drop_memory_layers=[0, 1]).logits)
+
+    model.resize_token_embeddings(20)
+    assert torch.equal(model.model.memory.weight, before[:20])
+    model.resize_token_embeddings(pad_to_multiple_of=16)
+    assert len(model.model.memory.weight) == 32
+
+
+def test_rows_added_by_resizing_are_those_of_a_larger_model(tiny_config):
+    torch.manual_seed(4)
+    larger = EmbeddingMemory(tiny_config(vocab_size=60))
+    larger.draw_rows(range(60), 4, 0.02)
+    torch.manual_seed(4)
+    model = TideForCausalLM(tiny_config())
+    model.resize_token_embeddings(60)
+    assert torch.equal(model.model.memory.weight, larger.weight)

@@ -1,0 +1,218 @@
+"""Folders open through the Auto classes, with and without the package imported first."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from tide_lm.model import TideConfig, TideForCausalLM, TideModel
+
+
+@pytest.fixture
+def folder(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs code in a fresh interpreter, which has imported nothing yet."""
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+def test_tensors_have_the_names_and_shapes_of_the_public_format(folder):
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
+    assert shapes.pop("model.memory.weight") == (53, 3, 32)
+    assert shapes.pop("model.memory.norm.weight") == (3, 32)
+    for layer in range(2):
+        assert shapes.pop(f"model.layers.{layer}.router.weight") == (4, 32)
+    assert not [name for name in shapes if "memory" in name or "router" in name]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "tide"
+    assert config["architectures"] == ["TideForCausalLM"]
+    assert config["num_memory_blocks"] == 3
+
+
+def test_auto_classes_open_a_folder(folder, token_ids):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model) is TideForCausalLM
+    assert type(AutoConfig.from_pretrained(folder)) is TideConfig
+    assert type(AutoModel.from_pretrained(folder)) is TideModel
+    assert type(AutoModelForCausalLM.from_config(model.config)) is TideForCausalLM
+    again = TideForCausalLM.from_pretrained(folder)
+    assert torch.equal(again(token_ids).logits, model(token_ids).logits)
+
+
+@pytest.mark.parametrize("imports", ["import tide_lm, transformers", "import transformers, tide_lm"])
+def test_importing_the_package_is_enough_in_either_order(folder, imports):
+    code = f"""
+import sys
+{imports}
+assert "tide_lm.model" not in sys.modules
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+    done = run_python(code, str(folder))
+    assert done.stdout.strip() == "TideForCausalLM", done.stderr
+
+
+def test_auto_config_knows_the_model_type_before_any_folder_is_opened():
+    code = """
+import tide_lm
+from transformers import AutoConfig
+print(AutoConfig.for_model("tide", num_memory_blocks=5).num_memory_blocks)
+"""
+    done = run_python(code)
+    assert done.stdout.strip() == "5", done.stderr
+
+
+def test_a_folder_opens_with_trust_remote_code_and_is_saved_again_without_our_source(folder, tmp_path):
+    code = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+assert "tide_lm" not in sys.modules
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model.save_pretrained(sys.argv[2])
+print(type(config).__name__, type(model).__name__)
+"""
+    done = run_python(code, str(folder), str(tmp_path / "again"), HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert done.stdout.strip() == "TideConfig TideForCausalLM", done.stderr
+    python_files = [path.name for path in (tmp_path / "again").glob("*.py")]
+    assert python_files == ["modeling_tide.py"]
+    shim = (tmp_path / "again" / "modeling_tide.py").read_text()
+    assert set(re.findall(r"(?:from|import) ([\w.]+)", shim.split('"""')[2])) >= {"tide_lm.model"}
+    assert "torch" not in shim
+
+
+def test_nothing_of_a_folder_runs_unless_asked(folder):
+    (folder / "modeling_tide.py").write_text("raise SystemExit('the folder was executed')")
+    code = "import sys, tide_lm, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    done = run_python(code, str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_package_the_shim_names_the_install_command(folder, tmp_path):
+    code = """
+import sys
+sys.modules["tide_lm"] = None
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+    done = run_python(code, str(folder), HF_MODULES_CACHE=str(tmp_path / "modules"))
+    assert done.returncode == 1
+    assert "pip install tide-lm" in done.stderr.splitlines()[-1]
+
+
+def test_a_sharded_checkpoint_gives_the_same_model(tiny_model, token_ids, tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    shards = list(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(token_ids).logits, model(token_ids).logits)
+
+
+def test_a_tokenizer_in_the_folder_is_found(folder, tokenizer):
+    tokenizer.save_pretrained(folder)
+    found = AutoTokenizer.from_pretrained(folder)
+    assert found("every layer").input_ids == tokenizer("every layer").input_ids
+
+
+def test_half_precision_is_loaded_and_saved(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    model.save_pretrained(tmp_path / "half")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        "auto",
+        {"": "cpu"},
+        {"model.embed_tokens": "cpu", "model.memory": "disk", "model.layers.0": "cpu"}
+        | {"model.layers.1": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"},
+    ],
+    ids=["auto", "one device", "memory and a layer on disk"],
+)
+def test_device_maps(tiny_model, token_ids, tmp_path, device_map):
+    model = tiny_model(tie_word_embeddings=False)
+    model.save_pretrained(tmp_path / "model")
+    mapped = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
+    )
+    assert torch.equal(mapped(token_ids).logits, model(token_ids).logits)
+
+
+def test_a_device_map_never_splits_a_layer_or_the_memory(tiny_model):
+    from accelerate import infer_auto_device_map
+
+    model = tiny_model(tie_word_embeddings=False)
+    layer = sum(p.numel() for p in model.model.layers[0].parameters()) * 4
+    chosen = infer_auto_device_map(
+        model, max_memory={0: layer + 1, "cpu": 10**9}, no_split_module_classes=model._no_split_modules
+    )
+    inside = [name for name in chosen if re.search(r"layers\.\d+\.|memory\.", name)]
+    assert not inside, chosen
+
+
+def rewrite(folder, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name", ["model.memory.weight", "model.memory.norm.weight", "model.layers.1.router.weight"]
+)
+def test_missing_memory_is_an_error_that_names_the_tensor(folder, name):
+    rewrite(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ValueError, match=re.escape(name)):
+        TideForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match=re.escape(name.removeprefix("model."))):
+        AutoModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("model.memory.weight", (53, 2, 32)), ("model.layers.0.router.weight", (3, 32))],
+)
+def test_misshapen_memory_is_an_error_that_names_both_shapes(folder, name, shape):
+    rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(shape)}))
+    with pytest.raises(ValueError, match=re.escape(f"{name} of shape {shape}")):
+        TideForCausalLM.from_pretrained(folder)
+
+
+def test_a_llama_folder_opened_as_tide_names_upcycle(tiny_model, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=53,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+        )
+    ).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="tide-lm upcycle"):
+        TideForCausalLM.from_pretrained(tmp_path)
+
+
+def test_what_was_loaded_can_still_be_asked_for(folder):
+    model, info = TideForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert isinstance(model, TideForCausalLM)
+    assert not info["missing_keys"]

@@ -1,0 +1,45 @@
+"""What must answer at once never loads torch or transformers."""
+
+import subprocess
+import sys
+
+import pytest
+
+LOADED = "; import sys; print([name for name in ('torch', 'transformers', 'triton') if name in sys.modules])"
+
+
+@pytest.mark.parametrize("module", ["", ".config", ".presets", ".estimate", ".runs", ".cli"])
+def test_importing_loads_neither_torch_nor_transformers(module):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import tide_lm{module}{LOADED}"], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["presets"], ["estimate"], ["estimate", "tide-24e-3b", "--json"]]
+)
+def test_commands_that_only_calculate_load_neither(arguments):
+    code = f"""
+import sys
+from tide_lm.cli import main
+sys.argv = ["tide-lm", *{arguments!r}]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert not {{"torch", "transformers", "triton"}} & set(sys.modules)
+print("light")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip().endswith("light"), done.stderr
+
+
+def test_the_packages_names_are_all_there():
+    import tide_lm
+
+    for name in tide_lm.__all__:
+        assert getattr(tide_lm, name).__name__ == name
+    assert set(tide_lm.__all__) <= set(dir(tide_lm))
+    with pytest.raises(AttributeError, match="no attribute 'TideTransformer'"):
+        tide_lm.TideTransformer  # noqa: B018
