@@ -96,14 +96,19 @@ def expected_updates(frequency: float, tokens: float, batch: int, sequence: int)
     bounds the first.
     """
     steps = tokens / (batch * sequence)
-    present = -math.expm1(batch * sequence * math.log1p(-frequency))
-    return steps * present, tokens * frequency
+    return steps * _chance_in_batch(frequency, batch * sequence), tokens * frequency
 
 
 def gradient_ratio_bound(rare: float, common: float, batch: int, sequence: int, spread: float = 1.0) -> float:
     """Bound on a rare token's gradient signal over a common one's; spread = G^2 / G_min^2 (eq. 2.3)."""
-    kappa = -math.expm1(batch * sequence * math.log1p(-common))
-    return rare * batch * sequence * spread / kappa
+    return rare * batch * sequence * spread / _chance_in_batch(common, batch * sequence)
+
+
+def _chance_in_batch(frequency: float, draws: int) -> float:
+    """`1 - (1 - f)^draws`, exact for the smallest f."""
+    if not 0 < frequency <= 1:
+        raise ValueError(f"the frequency of a token is {frequency}: it must lie in (0, 1]")
+    return 1.0 if frequency == 1 else -math.expm1(draws * math.log1p(-frequency))
 
 
 def rank_bound(vocab_size: int, dim: int) -> int:

@@ -180,9 +180,11 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         """As in Llama; `memory` is a lookup made outside, `drop_memory_layers` get no injection."""
         if input_ids is not None:
             _check_token_ids(input_ids, self.config.vocab_size)
+        dropped = self._checked_layers(drop_memory_layers)
         if self.memory is not None:
-            kwargs["memory"] = self._lookup(input_ids) if memory is None else self._checked_memory(memory)
-            kwargs["drop_memory_layers"] = self._checked_layers(drop_memory_layers)
+            kwargs |= {"memory": memory or self._lookup(input_ids), "drop_memory_layers": dropped}
+        elif memory is not None:
+            raise ValueError("memory= was passed to a base model (num_memory_blocks=0): leave it out")
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -201,12 +203,6 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             )
         assert self.memory is not None
         return self.memory(input_ids)
-
-    def _checked_memory(self, memory: Memory) -> Memory:
-        found, wanted = tuple(memory[0].shape[1:]), (self.config.num_memory_blocks, self.config.hidden_size)
-        if found != wanted:
-            raise ValueError(f"memory holds rows of shape {found}: this model needs {wanted}")
-        return memory
 
     def _checked_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
         if unknown := [i for i in layers if not 0 <= i < len(self.layers)]:
@@ -235,6 +231,11 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("memory") is not None:
+            raise ValueError("generate looks the memory up for each new token: leave memory= out")
+        return super().generate(*args, **kwargs)
 
     @can_return_tuple
     def forward(

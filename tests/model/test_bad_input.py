@@ -33,9 +33,29 @@ def test_embeddings_alone_are_refused_and_with_a_memory_accepted(tiny_model, tok
     assert torch.equal(base(inputs_embeds=embeddings).logits, base(token_ids).logits)
 
 
-def test_a_memory_of_another_shape_is_refused(tiny_model, token_ids):
-    with pytest.raises(ValueError, match=r"rows of shape \(2, 32\): this model needs \(3, 32\)"):
-        tiny_model()(token_ids, memory=Memory(torch.zeros(18, 2, 32)))
+@pytest.mark.parametrize(
+    ("rows", "index", "message"),
+    [
+        ((18, 2, 32), None, r"rows of shape \(18, 2, 32\): this model needs \(U, 3, 32\)"),
+        ((18, 32), None, r"rows of shape \(18, 32\)"),
+        ((17, 3, 32), None, "17 rows for 2 x 9 tokens"),
+        ((5, 3, 32), (2, 1), r"index of shape \(2, 1\) for 2 x 9 tokens"),
+        ((5, 3, 32), (1, 9), r"index of shape \(1, 9\)"),
+    ],
+)
+def test_a_memory_that_does_not_fit_is_refused(tiny_model, token_ids, rows, index, message):
+    index_BT = None if index is None else torch.zeros(index, dtype=torch.long)
+    with pytest.raises(ValueError, match=message):
+        tiny_model()(token_ids, memory=Memory(torch.zeros(rows), index_BT))
+
+
+def test_a_memory_is_refused_where_it_cannot_be_used(tiny_model, token_ids):
+    model = tiny_model()
+    memory = model.model.memory(token_ids)
+    with pytest.raises(ValueError, match="leave memory= out"):
+        model.generate(token_ids, max_new_tokens=2, memory=memory)
+    with pytest.raises(ValueError, match="passed to a base model"):
+        tiny_model(num_memory_blocks=0)(token_ids, memory=memory)
 
 
 @pytest.mark.parametrize("layer", [2, -1])

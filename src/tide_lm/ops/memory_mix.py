@@ -17,6 +17,13 @@ def memory_mix(
     `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
     index there is one row per position, in order (U = B * T), and nothing is gathered.
     """
+    (B, T, D), slots, held = residual_BTD.shape, logits_BTS.shape[-1], tuple(rows_UKD.shape)
+    if rows_UKD.ndim != 3 or held[1:] != (slots - 1, D):
+        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {slots - 1}, {D})")
+    if index_BT is None and len(rows_UKD) != B * T:
+        raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
+    if index_BT is not None and index_BT.shape != (B, T):
+        raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
 
 
