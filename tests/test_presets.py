@@ -25,6 +25,9 @@ def test_what_the_paper_states_is_marked():
     assert "intermediate_size" not in presets.get("tide-8e-1b").stated
     assert "hidden_size" not in presets.get("tide-8e-3b").stated
     assert not presets.get("tide-4e-tiny").stated
+    assert "num_memory_blocks" in presets.get("tide-24e-1b").stated
+    assert "num_memory_blocks" not in presets.get("tide-24e-3b").stated
+    assert "num_memory_blocks" not in presets.get("tide-5e-1b").stated
 
 
 @pytest.mark.parametrize(

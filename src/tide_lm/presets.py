@@ -53,12 +53,14 @@ _SIZES = {
     "1b": _paper(hidden=2_048, layers=24, heads=32, ffn=3_520),
     "3b": _paper(hidden=3_072, layers=28, heads=24, ffn=8_192, head_dim=128),
 }
-_STATED = frozenset({"vocab_size", "max_position_embeddings", "num_memory_blocks"})
-_STATED_BY_SIZE = {
-    "tiny": frozenset[str](),
-    "small": frozenset[str](),
-    "1b": _STATED | {"hidden_size", "num_hidden_layers"},
+# What the paper states, by size: fields, and numbers of blocks.
+_STATED_FIELDS = {
+    "350m": {"vocab_size", "max_position_embeddings"},
+    "750m": {"vocab_size", "max_position_embeddings"},
+    "1b": {"vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers"},
+    "3b": {"vocab_size", "max_position_embeddings"},
 }
+_STATED_BLOCKS = {"750m": (0, 8), "1b": (0, *PAPER_BLOCKS), "3b": (0, 8)}
 _NAME = re.compile(r"(?:base|tide-(?P<blocks>[1-9]\d*)e)-(?P<size>\w+)")
 
 
@@ -71,8 +73,11 @@ def get(name: str) -> Preset:
         hint = f"did you mean {near[0]!r}?" if near else forms
         raise ValueError(f"unknown preset {name!r}: {hint}")
     size = match["size"]
-    model = replace(_SIZES[size], num_memory_blocks=int(match["blocks"] or 0))
-    return Preset(name, model, _STATED_BY_SIZE.get(size, _STATED))
+    blocks = int(match["blocks"] or 0)
+    stated = set(_STATED_FIELDS.get(size, ()))
+    if blocks in _STATED_BLOCKS.get(size, ()):
+        stated.add("num_memory_blocks")
+    return Preset(name, replace(_SIZES[size], num_memory_blocks=blocks), frozenset(stated))
 
 
 def names() -> list[str]:

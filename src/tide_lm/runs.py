@@ -43,9 +43,9 @@ def results_folder(run: Path) -> Path:
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """Versions, machine, commit, seed and the exact command."""
-    program = Path(sys.argv[0]).name
+    ours = Path(sys.argv[0]).name in ("tide-lm", "__main__.py")
     return {
-        "command": shlex.join(["tide-lm" if program == "__main__.py" else program, *sys.argv[1:]]),
+        "command": shlex.join([*(["tide-lm"] if ours else ["python", sys.argv[0]]), *sys.argv[1:]]),
         "seed": seed,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -63,10 +63,11 @@ def installed_version(package: str) -> str | None:
 
 
 def cpu_name() -> str:
+    """The processor's name; lscpu knows it where /proc/cpuinfo does not."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        listing = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+        return next(line.split(":", 1)[1].strip() for line in listing.splitlines() if "Model name" in line)
+    except (OSError, subprocess.CalledProcessError, StopIteration):
         return platform.processor() or platform.machine()
 
 

@@ -25,7 +25,7 @@ LEARNING_RATE, WARMUP_STEPS = 3e-3, 20
 
 
 def command(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of each model.")] = 300,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of each model.")] = 200,
     run: Annotated[Path, typer.Option("--run", help="The run directory to write.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
