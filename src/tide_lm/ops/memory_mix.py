@@ -40,7 +40,7 @@ def memory_mix_reference(
     else:
         memory_BTKD = rows_UKD[index_BT]
     alpha_BTK = router_weights(logits_BTS)[..., :K]
-    # Not an einsum: on a CPU its batch of 1 x K products takes eight times as long.
+    # Not an einsum: on a CPU its batch of 1 x K products takes several times as long.
     mixed_BTD = (alpha_BTK.unsqueeze(-1) * memory_BTKD).sum(-2)
     return residual_BTD + mixed_BTD.to(residual_BTD.dtype)
 
