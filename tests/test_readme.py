@@ -1,0 +1,45 @@
+"""What the README shows is what happens: its code runs, its numbers are those of the commands."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_example_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code += "\nprint(type(model).__name__, model.config.num_memory_blocks)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "TideForCausalLM 4", done.stderr
+
+
+def test_the_estimate_shown_is_the_estimate_printed():
+    (shown,) = re.findall(r"```\n\$ tide-lm estimate tide-8e-1b\n(.*?)```", README, re.DOTALL)
+    command = [sys.executable, "-m", "tide_lm", "estimate", "tide-8e-1b"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.split() == printed.split()
+
+
+def test_the_demos_numbers_are_those_of_its_json():
+    result = json.loads((ROOT / "results" / "cpu" / "demo.json").read_text(encoding="utf-8"))
+    for kind in ("base", "tide"):
+        model = result[kind]
+        row = f"| `{model['preset']}` | {model['parameters']:,} | {model['val_loss']:.3f} |"
+        assert row in README
+    assert f"{result['tide']['val_loss'] - result['base']['val_loss']:+.3f}" in README
+    assert f"{result['tokens']:,} tokens" in README
+
+
+def test_every_file_and_command_named_exists():
+    from tide_lm.cli import app
+
+    for path in re.findall(r"`((?:src|tests|docs)/[\w/.]+)`", README):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"\]\(((?!http)[\w/.-]+)", README):
+        assert (ROOT / path).exists(), path
+    commands = {command.name for command in app.registered_commands}
+    assert set(re.findall(r"\| `tide-lm (\w+)", README)) == commands
