@@ -1,9 +1,14 @@
-# make test    set up and run everything that must hold
-# make demo    set up and see TIDE beside its base model
+# make setup         a virtual environment with everything, once
+# make test          everything that must hold
+# make demo          TIDE beside its base model
+# make test-oldest   the model's tests under the oldest transformers supported
+# make lint          format, lint, types and floors alone
+# make format        format, and fix what can be fixed
+# make clean         remove what these made
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
-# Two threads on a busy machine slow torch tenfold.
+# On a busy machine a second thread makes torch slower, not faster.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
@@ -19,8 +24,8 @@ define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "tide-lm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): call make with PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	  { echo "$(PYTHON) cannot make virtual environments: sudo apt install python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv --clear $(1)
+	  { echo "$(PYTHON) cannot make virtual environments: sudo apt install $(notdir $(PYTHON))-venv" >&2; exit 1; }
+	@test -e $(1)/.installed || $(PYTHON) -m venv --clear $(1)
 	$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[$(3)]'
 	@touch $(1)/.installed
 endef
@@ -29,7 +34,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call install,$(VENV),constraints.txt,dev)
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
-	$(call install,$(OLDEST),constraints-oldest.txt,dev)
+	$(call install,$(OLDEST),constraints-oldest.txt,test)
 
 lint: setup
 	$(VENV)/bin/ruff format --check .
@@ -40,7 +45,6 @@ lint: setup
 test: lint
 	$(RUN) $(VENV)/bin/pytest
 
-# make test-oldest    the model's tests under the oldest transformers supported
 test-oldest: $(OLDEST)/.installed
 	$(RUN) $(OLDEST)/bin/pytest tests/model tests/ops tests/paper
 
@@ -52,4 +56,4 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,5 +1,6 @@
 """What must answer at once never loads torch or transformers."""
 
+import resource
 import subprocess
 import sys
 
@@ -33,6 +34,19 @@ print("light")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip().endswith("light"), done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["estimate"]])
+def test_commands_that_only_calculate_answer_within_half_a_second(arguments):
+    """In processor time, the best of three, so that a busy machine does not count."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "tide_lm", *arguments], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 def test_the_packages_names_are_all_there():

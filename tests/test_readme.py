@@ -1,6 +1,7 @@
 """What the README shows is what happens: its code runs, its numbers are those of the commands."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,8 @@ def test_the_python_example_runs(tmp_path):
 def test_the_estimate_shown_is_the_estimate_printed():
     (shown,) = re.findall(r"```\n\$ tide-lm estimate tide-8e-1b\n(.*?)```", README, re.DOTALL)
     command = [sys.executable, "-m", "tide_lm", "estimate", "tide-8e-1b"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    wide = {**os.environ, "COLUMNS": "100"}
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=wide).stdout
     assert shown.split() == printed.split()
 
 

@@ -55,21 +55,26 @@ class _AutoConfigHook(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != self.module:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
 
-        def execute_and_register(module: Any) -> None:
-            execute(module)
-            module.AutoConfig.register("tide", _TideConfigOnDemand)
+            def execute_and_register(module: Any) -> None:
+                execute(module)
+                if module.__name__ == self.module:  # a loader may serve several modules
+                    _register(module)
 
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
 
+def _register(configuration_auto: Any) -> None:
+    # Should transformers ever know a model type `tide` of its own, importing it must not fail here.
+    configuration_auto.AutoConfig.register("tide", _TideConfigOnDemand, exist_ok=True)
+
+
 if _AutoConfigHook.module in sys.modules:
-    sys.modules[_AutoConfigHook.module].AutoConfig.register("tide", _TideConfigOnDemand)
+    _register(sys.modules[_AutoConfigHook.module])
 else:
     sys.meta_path.insert(0, _AutoConfigHook())

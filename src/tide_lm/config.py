@@ -22,8 +22,8 @@ class ModelConfig:
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
-    bos_token_id: int = 0
-    eos_token_id: int = 1
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
 
     def __post_init__(self) -> None:
         for name in (
@@ -35,6 +35,7 @@ class ModelConfig:
             "num_key_value_heads",
             "head_dim",
             "num_memory_blocks",
+            "max_position_embeddings",
         ):
             value, least = getattr(self, name), 0 if name == "num_memory_blocks" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -58,7 +59,7 @@ class ModelConfig:
         if kind not in ("llama", "tide"):
             raise ValueError(f"{file} describes a model of type {kind!r}: only llama and tide are known")
         try:
-            heads = values["num_attention_heads"]
+            heads, rope = values["num_attention_heads"], values.get("rope_parameters") or values
             return cls(
                 vocab_size=values["vocab_size"],
                 hidden_size=values["hidden_size"],
@@ -67,11 +68,15 @@ class ModelConfig:
                 num_attention_heads=heads,
                 num_key_value_heads=values.get("num_key_value_heads") or heads,
                 head_dim=values.get("head_dim") or values["hidden_size"] // heads,
-                num_memory_blocks=values.get("num_memory_blocks", 0),
+                num_memory_blocks=values["num_memory_blocks"] if kind == "tide" else 0,
                 max_position_embeddings=values.get("max_position_embeddings", 2048),
+                rope_theta=rope.get("rope_theta", 10_000.0),
+                rms_norm_eps=values.get("rms_norm_eps", 1e-6),
                 tie_word_embeddings=values.get("tie_word_embeddings", False),
+                bos_token_id=values.get("bos_token_id", 1),
+                eos_token_id=values.get("eos_token_id", 2),
             )
         except KeyError as error:
             raise ValueError(f"{file} has no {error}, which a {kind} config must have") from error
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"{file}: {error}") from error

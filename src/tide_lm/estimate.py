@@ -69,21 +69,20 @@ def cache_bytes(model: ModelConfig, bits: int = 16) -> int:
 def train_flops(model: ModelConfig, sequence: int) -> int:
     """FLOPs of training on one token, forward and backward: 6 N + 6 L d T, plus the mix of the memory.
 
-    N counts what is multiplied: backbone and routers, a tied head once. A lookup multiplies nothing.
+    N counts what is multiplied: backbone and routers, but not an embedding that is only looked up.
     """
     L, D = model.num_hidden_layers, model.hidden_size
     parameters = count_parameters(model)
-    return (
-        6 * (parameters.backbone + parameters.routers)
-        + 6 * L * D * sequence
-        + 6 * L * D * model.num_memory_blocks
-    )
+    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * D
+    multiplied = parameters.backbone + parameters.routers - looked_up
+    return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * model.num_memory_blocks
 
 
 def adam_bytes(model: ModelConfig) -> tuple[int, int]:
-    """Bytes of weights, gradients and moments in float32 for (what is resident, the tables).
+    """Bytes in float32: (weights, gradients and moments of what is resident, weights and moments of tables).
 
-    The tables never have a dense gradient, only their touched rows do.
+    A table's gradient is that of the rows in a batch. A trainer that forms it densely needs 4 bytes more
+    for each parameter of the tables.
     """
     parameters = count_parameters(model)
     return 16 * parameters.resident, 12 * parameters.tables

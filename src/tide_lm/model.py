@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, V vocabulary, K memory blocks, D hidden, U rows held.
 """
 
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
 from tide_lm import ops
-from tide_lm.pretrained import TideConfig, TidePreTrainedModel
-from tide_lm.seeded_init import normal_rows
+from tide_lm.pretrained import TideConfig, TidePreTrainedModel, draw_table
 
 try:
     from transformers.modeling_utils import slice_logits_to_keep
@@ -75,21 +75,15 @@ class EmbeddingMemory(nn.Module):
         rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
         return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
 
-    @torch.no_grad()
-    def draw_rows(self, rows: range, seed: int, std: float) -> None:
-        """Initialises some tokens' rows, a few at a time so that no second table ever exists."""
-        for start in range(rows.start, rows.stop, 1024):
-            some = range(start, min(start + 1024, rows.stop))
-            drawn = normal_rows(seed, "model.memory.weight", some, tuple(self.weight.shape[1:]))
-            self.weight[some.start : some.stop] = torch.from_numpy(drawn) * std
-
     def resize(self, vocab_size: int, seed: int, std: float) -> None:
         """Keeps the first tokens' rows; rows that are added are drawn."""
         kept = min(vocab_size, len(self.weight))
+        if vocab_size == len(self.weight):
+            return
         resized = self.weight.new_empty(vocab_size, *self.weight.shape[1:])
         resized[:kept] = self.weight.data[:kept]
+        draw_table(resized, seed, std, first=kept)
         self.weight.data = resized
-        self.draw_rows(range(kept, vocab_size), seed, std)
 
 
 class MemoryRouter(nn.Linear):
@@ -128,7 +122,7 @@ class TideDecoderLayer(LlamaDecoderLayer):
         n = self.post_attention_layernorm(h)
         h = h + self.mlp(n)
         logits = self.router(n)
-        if output_router_weights:
+        if output_router_weights:  # before the drop: what the layer would have drawn is of interest too
             self.router_weights(logits)
         if self.layer_idx in drop_memory_layers:
             return h
@@ -146,7 +140,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
 
     def __init__(self, config: TideConfig) -> None:
         super(LlamaModel, self).__init__(config)  # LlamaModel's own layers are never built
-        config.validate()
+        config.validate()  # again: keywords of from_pretrained are set after the config's own check
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.memory = EmbeddingMemory(config) if config.num_memory_blocks else None
@@ -162,8 +156,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             init.constant_(module.weight, self.config.memory_gain_init)
         elif not isinstance(module, EmbeddingMemory):
             super()._init_weights(module)
-        elif not getattr(module.weight, "_is_hf_initialized", False):
-            module.draw_rows(range(len(module.weight)), torch.initial_seed(), self.config.initializer_range)
+        elif not module.weight.is_meta:
+            draw_table(module.weight, torch.initial_seed(), self.config.initializer_range)
 
     def forward(
         self,
@@ -174,15 +168,20 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
         memory: Memory | None = None,
-        drop_memory_layers: Sequence[int] = (),
+        drop_memory_layers: Sequence[int] | None = None,
+        output_router_weights: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """As in Llama; `memory` is a lookup made outside, `drop_memory_layers` get no injection."""
         if input_ids is not None:
             _check_token_ids(input_ids, self.config.vocab_size)
+        if output_router_weights is None:
+            output_router_weights = getattr(self.config, "output_router_weights", False)
+        kwargs["output_router_weights"] = output_router_weights
         dropped = self._checked_layers(drop_memory_layers)
         if self.memory is not None:
-            kwargs |= {"memory": memory or self._lookup(input_ids), "drop_memory_layers": dropped}
+            kwargs["memory"] = self._memory_for(input_ids, memory)
+            kwargs["drop_memory_layers"] = dropped
         elif memory is not None:
             raise ValueError("memory= was passed to a base model (num_memory_blocks=0): leave it out")
         return super().forward(
@@ -195,7 +194,13 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             **kwargs,
         )
 
-    def _lookup(self, input_ids: torch.Tensor | None) -> Memory:
+    def _memory_for(self, input_ids: torch.Tensor | None, memory: Memory | None) -> Memory:
+        if isinstance(memory, tuple):
+            return Memory(*memory)
+        if memory is not None:
+            raise ValueError(
+                f"memory is a {type(memory).__name__}: pass Memory(rows, index), or leave it out"
+            )
         if input_ids is None:
             raise ValueError(
                 "inputs_embeds alone carry no token identity, so the memory cannot be looked up: pass "
@@ -204,13 +209,14 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         assert self.memory is not None
         return self.memory(input_ids)
 
-    def _checked_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        if unknown := [i for i in layers if not 0 <= i < len(self.layers)]:
+    def _checked_layers(self, layers: Sequence[int] | None) -> tuple[int, ...]:
+        chosen = tuple(operator.index(layer) for layer in layers or ())
+        if unknown := [layer for layer in chosen if not 0 <= layer < len(self.layers)]:
             raise ValueError(
-                f"drop_memory_layers names layer {unknown[0]!r}: "
+                f"drop_memory_layers names layer {unknown[0]}: "
                 f"this model has layers 0 to {len(self.layers) - 1}"
             )
-        return tuple(layers)
+        return chosen
 
 
 @dataclass
@@ -249,8 +255,8 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         memory: Memory | None = None,
-        drop_memory_layers: Sequence[int] = (),
-        output_router_weights: bool = False,
+        drop_memory_layers: Sequence[int] | None = None,
+        output_router_weights: bool | None = None,
         **kwargs: Any,
     ) -> TideCausalLMOutputWithPast:
         outputs = self.model(
@@ -283,7 +289,7 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
 
 def _check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
     """Names a token id outside the vocabulary; on a GPU, where that waits, only with TIDE_LM_DEBUG=1."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(input_ids) is not torch.Tensor:  # traced, or fake
         return
     if not input_ids.numel():
         raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: pass at least one")

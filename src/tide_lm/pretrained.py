@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import LlamaConfig
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from tide_lm import presets, runs
-from tide_lm.seeded_init import normal
+from tide_lm.seeded_init import normal, normal_rows
 
 _SHIM_MODULE = "modeling_tide"
 _SHIM = '''\
@@ -22,6 +23,8 @@ _SHIM = '''\
 try:
     from tide_lm.model import TideConfig, TideForCausalLM, TideModel  # noqa: F401
 except ModuleNotFoundError as error:
+    if (error.name or "").split(".")[0] != "tide_lm":
+        raise
     raise ModuleNotFoundError("this is a TIDE model, which needs: pip install tide-lm") from error
 '''
 _AUTO_MAP = {
@@ -47,8 +50,11 @@ class TideConfig(LlamaConfig):
     memory_dim: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        own = list(TideConfig.__annotations__)
         for key in kwargs:
-            if near := difflib.get_close_matches(key, TideConfig.__annotations__, n=1, cutoff=0.8):
+            near = difflib.get_close_matches(key, own, n=1, cutoff=0.85)
+            near = near or [name for name in own if "_" in key and key in name]
+            if near:
                 raise ValueError(f"unknown config key {key!r}: did you mean {near[0]!r}?")
         super().__post_init__(**{**kwargs, "auto_map": dict(_AUTO_MAP)})
 
@@ -70,12 +76,32 @@ class TideConfig(LlamaConfig):
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        super().save_pretrained(save_directory, *args, **kwargs)
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
         runs.write_atomically(Path(save_directory) / f"{_SHIM_MODULE}.py", _SHIM)
+        super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Nothing to do: a saved folder carries the shim, never a copy of this file."""
+
+
+def shard_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's part of `whole`, if the parameter was sharded from outside; nothing is communicated."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def draw_table(weight_VKD: torch.Tensor, seed: int, std: float, first: int = 0) -> None:
+    """Draws each row from the seed and its token, a few at a time so that no second table ever exists."""
+    tokens = shard_like(weight_VKD, torch.arange(len(weight_VKD)))
+    if isinstance(tokens, DTensor) and isinstance(weight_VKD, DTensor):
+        tokens, weight_VKD = tokens.to_local(), weight_VKD.to_local()
+    for start in range(first, len(tokens), 1024):
+        some = tokens[start : start + 1024].tolist()
+        drawn = normal_rows(seed, "model.memory.weight", some, tuple(weight_VKD.shape[1:]))
+        weight_VKD[start : start + len(some)] = torch.from_numpy(drawn) * std
 
 
 class TidePreTrainedModel(LlamaPreTrainedModel):
@@ -86,18 +112,18 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Draws each matrix from torch's seed and its name, so that models of one seed share it."""
-        seed, std = torch.initial_seed(), self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Embedding) and (name := self._name_of(module)):
-            if name in self.all_tied_weights_keys:
-                return
-            drawn = torch.from_numpy(normal(seed, name, tuple(module.weight.shape)) * std)
-            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-                drawn[module.padding_idx] = 0
-            init.copy_(module.weight, drawn)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                init.zeros_(module.bias)
-        else:
+        if not isinstance(module, nn.Linear | nn.Embedding) or not (name := self._name_of(module)):
             super()._init_weights(module)
+            return
+        if module.weight.is_meta or name in self.all_tied_weights_keys:
+            return
+        drawn = torch.from_numpy(normal(torch.initial_seed(), name, tuple(module.weight.shape)))
+        drawn *= self.config.initializer_range
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            drawn[module.padding_idx] = 0
+        init.copy_(module.weight, shard_like(module.weight, drawn))
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            init.zeros_(module.bias)
 
     def _name_of(self, module: nn.Module) -> str | None:
         """The name of a module's weight in a checkpoint, the same with and without a head."""
@@ -126,8 +152,8 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         if info["mismatched_keys"] and not ignore_mismatched_sizes:
             name, found, wanted = min(info["mismatched_keys"])
             raise ValueError(
-                f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config.json calls for "
-                f"{tuple(wanted)}: one of the two files is not this model's"
+                f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config calls for "
+                f"{tuple(wanted)}: give the num_memory_blocks and vocab_size that it was saved with"
             )
         return (model, info) if output_loading_info else model
 

@@ -73,10 +73,14 @@ def cpu_name() -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree this code runs from, if it is one, with `+` if it was changed."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        git("ls-files", "--error-unmatch", here.name)  # installed inside another project's tree?
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -6,13 +6,14 @@ device and in any precision, equals the table drawn whole.
 
 import os
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 
 def _generator(seed: int, name: str, row: int = 0) -> np.random.Generator:
-    key = [seed % 2**64, zlib.crc32(name.encode())]
+    key = np.array([seed % 2**64, zlib.crc32(name.encode())], dtype=np.uint64)
     # The draws advance the counter's first word, so rows (its third) never overlap.
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, row, 0]))
 
@@ -22,7 +23,7 @@ def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return _generator(seed, name).standard_normal(shape, dtype=np.float32)
 
 
-def normal_rows(seed: int, name: str, rows: range, shape: tuple[int, ...]) -> np.ndarray:
+def normal_rows(seed: int, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
     """Standard normal values of some rows of the table `name`, each row of the given shape."""
     drawn = np.empty((len(rows), *shape), dtype=np.float32)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tide_lm import presets
-from tide_lm.cli import doctor
+from tide_lm.cli import demo, doctor
 
 
 def tide_lm(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -84,7 +84,7 @@ def test_doctor_requires_what_the_package_requires():
     extras = {
         line.split(">=")[0]: name
         for name, lines in pyproject["project"]["optional-dependencies"].items()
-        if name != "dev"
+        if name not in ("test", "dev")
         for line in lines
     }
     assert extras == doctor.EXTRAS
@@ -94,7 +94,8 @@ def test_doctor_requires_what_the_package_requires():
     ("arguments", "message"),
     [
         (["presets", "tide-8e-1B"], "did you mean 'tide-8e-1b'"),
-        (["estimate", "nothing"], "unknown preset 'nothing'"),
+        (["estimate", "no/thing"], "unknown preset 'no/thing'"),
+        (["estimate", "no/thing"], "nor is there a folder"),
         (["estimate", "--memory-blocks", "-1"], "greater than or equal to 0"),
         (["estimate", "--memory-block", "1"], "--memory-block"),
         (["train-fast"], "train-fast"),
@@ -114,6 +115,16 @@ def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
     assert done.returncode == 2
     assert "config.json" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_demos_held_out_text_is_not_in_its_training_text():
+    training, held_out = demo._texts()
+
+    def long_lines(texts: list[str]) -> set[str]:
+        return {line.strip() for text in texts for line in text.splitlines() if len(line.strip()) > 30}
+
+    assert len(long_lines(held_out)) > 300
+    assert not long_lines(held_out) & long_lines(training)
 
 
 def test_demo_trains_both_models_and_writes_its_numbers(tmp_path):

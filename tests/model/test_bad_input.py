@@ -4,7 +4,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from tide_lm.model import Memory, TideConfig
+from tide_lm.model import Memory, TideConfig, TideForCausalLM
 
 
 @pytest.mark.parametrize("blocks", [0, 3])
@@ -64,6 +64,18 @@ def test_dropping_a_layer_that_does_not_exist_is_refused(tiny_model, token_ids, 
         tiny_model()(token_ids, drop_memory_layers=[layer])
 
 
+@pytest.mark.parametrize("layers", [[0.5], "01", 1])
+def test_layers_that_are_not_numbers_are_refused(tiny_model, token_ids, layers):
+    with pytest.raises(TypeError):
+        tiny_model()(token_ids, drop_memory_layers=layers)
+
+
+def test_a_bare_tensor_is_not_a_memory(tiny_model, token_ids):
+    rows, _ = tiny_model().model.memory(token_ids)
+    with pytest.raises(ValueError, match="memory is a Tensor: pass Memory"):
+        tiny_model()(token_ids, memory=rows)
+
+
 def test_memory_dim_other_than_hidden_size_is_refused(tiny_config):
     assert tiny_config(memory_dim=32).hidden_size == 32
     with pytest.raises(StrictDataclassError, match="memory_dim is 16 and hidden_size is 32"):
@@ -94,7 +106,7 @@ def test_a_key_that_looks_like_ours_is_refused_with_the_right_one(key, meant):
 
 
 def test_foreign_keys_pass_as_in_transformers():
-    config = TideConfig(some_other_project="x", vision_dim=3)
+    config = TideConfig(some_other_project="x", vision_dim=3, num_memory_tokens=4, memory="ours")
     assert config.some_other_project == "x"
     assert TideConfig(**config.to_dict()).vision_dim == 3
 
@@ -119,25 +131,21 @@ def test_a_gain_may_be_written_as_a_whole_number():
     assert TideConfig(memory_gain_init=0).memory_gain_init == 0
 
 
-def test_ids_on_another_device_are_checked_only_when_asked(tiny_model, token_ids, monkeypatch):
-    """A check on a GPU waits for it: without TIDE_LM_DEBUG=1 nothing may read the ids."""
-    from tide_lm import model as module
-
-    read = []
-
-    class OtherDevice:
-        device = torch.device("cuda")
-
-        def numel(self):
-            return 1
-
-        def __lt__(self, other):
-            read.append(other)
-            raise AssertionError("the ids were read")
-
+def test_ids_off_the_cpu_are_read_only_when_asked(tiny_config, token_ids, monkeypatch):
+    """Reading ids on a GPU waits for it. Meta tensors cannot be read at all, so they stand in for one."""
+    with torch.device("meta"):
+        model = TideForCausalLM(tiny_config())
+        ids = torch.zeros(2, 9, dtype=torch.long)
     monkeypatch.delenv("TIDE_LM_DEBUG", raising=False)
-    module._check_token_ids(OtherDevice(), 53)
-    assert not read
+    assert model(ids).logits.shape == (2, 9, 53)
     monkeypatch.setenv("TIDE_LM_DEBUG", "1")
-    with pytest.raises(AssertionError, match="were read"):
-        module._check_token_ids(OtherDevice(), 53)
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        model(ids)
+
+
+def test_fake_tensors_pass_as_trackers_of_memory_need(tiny_model):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = tiny_model()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.zeros(2, 9, dtype=torch.long), use_cache=False).logits.shape == (2, 9, 53)

@@ -1,16 +1,20 @@
 """Every parameter depends on the seed and on its own name alone; no construction allocates twice."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tide_lm.model import EmbeddingMemory, TideForCausalLM, TideModel
+from tide_lm.model import TideForCausalLM, TideModel
 from tide_lm.seeded_init import normal, normal_rows
 
 
 class LargestAllocations(TorchDispatchMode):
-    """Counts the tensors of at least so many elements that operations allocate outside meta."""
+    """Counts the storages of at least so many bytes that operations make or map outside meta."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__()
@@ -19,10 +23,8 @@ class LargestAllocations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
-                storage = tensor.untyped_storage()
-                if storage.nbytes() >= self.at_least * tensor.element_size():
-                    self.storages.add(storage.data_ptr())
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta and tensor.nbytes >= self.at_least:
+                self.storages.add(tensor.untyped_storage().data_ptr())
         return result
 
 
@@ -70,6 +72,11 @@ def test_a_table_drawn_in_shards_equals_the_table_drawn_whole():
     assert np.array_equal(fewer_blocks, whole[:, :2])
 
 
+def test_every_bit_of_the_seed_counts():
+    draws = [normal(seed, "lm_head.weight", (4,)).tolist() for seed in (5, 2**63 + 5, 2**63 + 6, 2**64 - 1)]
+    assert len({tuple(draw) for draw in draws}) == 4
+
+
 def test_draws_are_pinned():
     """The values are part of what a seed means: a new numpy that changes them must be noticed."""
     assert normal(0, "lm_head.weight", (3,)).tolist() == pytest.approx(
@@ -111,19 +118,49 @@ def test_the_decoder_alone_draws_what_it_draws_under_a_head(tiny_config):
         assert torch.equal(parameter, whole.model.get_parameter(name)), name
 
 
-def test_construction_and_loading_allocate_the_tables_once(tiny_config, tmp_path):
+def test_construction_and_loading_allocate_the_tables_once(tiny_config, tmp_path, monkeypatch):
     config = tiny_config(vocab_size=5_000)
-    tables = config.vocab_size * config.num_memory_blocks * config.hidden_size
+    tables = config.vocab_size * config.num_memory_blocks * config.hidden_size * 4
     with LargestAllocations(tables) as built:
         model = TideForCausalLM(config)
     assert len(built.storages) == 1
     model.save_pretrained(tmp_path)
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # a dispatch mode sees its own thread alone
     with LargestAllocations(tables) as loaded:
         TideForCausalLM.from_pretrained(tmp_path)
-    assert len(loaded.storages) <= 1
+    assert len(loaded.storages) == 1
     with LargestAllocations(tables) as nothing, torch.device("meta"):
         TideForCausalLM(config)
     assert not nothing.storages
+
+
+def test_nothing_is_drawn_for_a_model_without_storage(tiny_config, monkeypatch):
+    """accelerate's empty weights are made outside meta and moved there one by one."""
+    from accelerate import init_empty_weights
+
+    from tide_lm import pretrained
+
+    def refuse(*args):
+        raise AssertionError("drawn for nothing")
+
+    monkeypatch.setattr(pretrained, "normal", refuse)
+    monkeypatch.setattr(pretrained, "normal_rows", refuse)
+    with init_empty_weights():
+        model = TideForCausalLM(tiny_config())
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_sharded_parameters_are_drawn_like_whole_ones(tmp_path):
+    """Two processes, each with its shard of every parameter, as FSDP2 applies it from outside."""
+    script = Path(__file__).parent / "sharded_initialisation.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal on rank") == 2
 
 
 def test_llamas_own_layers_are_never_built(tiny_config, monkeypatch):
@@ -161,9 +198,15 @@ def test_resizing_keeps_the_tables_in_step_with_the_vocabulary(tiny_model):
 
 def test_rows_added_by_resizing_are_those_of_a_larger_model(tiny_config):
     torch.manual_seed(4)
-    larger = EmbeddingMemory(tiny_config(vocab_size=60))
-    larger.draw_rows(range(60), 4, 0.02)
+    larger = TideForCausalLM(tiny_config(vocab_size=60)).model.memory.weight
     torch.manual_seed(4)
     model = TideForCausalLM(tiny_config())
     model.resize_token_embeddings(60)
-    assert torch.equal(model.model.memory.weight, larger.weight)
+    assert torch.equal(model.model.memory.weight, larger)
+
+
+def test_resizing_to_the_same_size_moves_nothing(tiny_model):
+    model = tiny_model()
+    before = model.model.memory.weight.data_ptr()
+    model.resize_token_embeddings(53)
+    assert model.model.memory.weight.data_ptr() == before

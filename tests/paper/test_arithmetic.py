@@ -37,7 +37,7 @@ def test_what_stays_in_memory_is_the_base_within_one_percent(blocks: int) -> Non
 @pytest.mark.parametrize(
     ("size", "millions"), [("350m", "348.4"), ("750m", "751.5"), ("1b", "1033.5"), ("3b", "3212.7")]
 )
-def test_presets_have_the_parameters_that_the_design_states(size: str, millions: str) -> None:
+def test_presets_have_the_parameters_that_their_names_promise(size: str, millions: str) -> None:
     parameters = estimate.count_parameters(presets.get(f"base-{size}").model)
     assert f"{parameters.total / 1e6:.1f}" == millions
     assert parameters.total == parameters.backbone

@@ -337,7 +337,7 @@ def test_two_tokens_with_one_embedding_are_one_to_the_base_and_differ_by_the_mem
 
 SEGMENT = torch.linspace(0, 1, 33, dtype=torch.float64)
 # Points of a segment, its ends among them, miss a largest norm between them by a term in the square of
-# their spacing. 1,025 points never raised the largest of these 33 by 1e-4 of it.
+# their spacing, 1/1024; the slack covers it.
 LIPSCHITZ_SLACK = 1e-4
 
 

@@ -58,11 +58,21 @@ def command(
 
 
 def _texts() -> tuple[list[str], list[str]]:
-    """The reference's topics, every tenth held out."""
+    """The reference's topics, every tenth held out, less the paragraphs that other topics share."""
     from pydoc_data.topics import topics
 
     ordered = [topics[name] for name in sorted(topics)]
-    return [text for i, text in enumerate(ordered) if i % 10], ordered[::10]
+    training = [text for i, text in enumerate(ordered) if i % 10]
+    seen = {line.strip() for text in training for line in text.splitlines() if len(line.strip()) > 30}
+    held_out = [
+        "\n\n".join(
+            paragraph
+            for paragraph in text.split("\n\n")
+            if not any(line.strip() in seen for line in paragraph.splitlines())
+        )
+        for text in ordered[::10]
+    ]
+    return training, held_out
 
 
 def _train_tokenizer(texts: list[str]) -> "Tokenizer":
@@ -145,7 +155,7 @@ def _sample(model: "TideForCausalLM", tokenizer: "Tokenizer") -> str:
     generated = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=1
     )
-    return tokenizer.decode(generated[0].tolist())
+    return " ".join(tokenizer.decode(generated[0].tolist()).split())
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -158,4 +168,4 @@ def _print(result: dict[str, Any]) -> None:
     title = f"Held-out loss after {result['tokens']:,} tokens"
     print_table(title, ["model", "parameters", "loss (nats a token)", "training"], rows)
     for model in (base, tide):
-        typer.echo(f"\n{model['preset']}: {model['sample']}")
+        typer.echo(f"{model['preset']}: {model['sample']}")

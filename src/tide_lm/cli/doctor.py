@@ -37,20 +37,18 @@ def command(as_json: AsJson = False) -> None:
 
 def examine() -> dict[str, Any]:
     packages = {name: installed_version(name) for name in (*REQUIRED, *EXTRAS, "triton")}
-    problems = [
-        f"{name} {packages[name] or 'is missing'}: install {name}>={least}"
-        for name, least in REQUIRED.items()
-        if not packages[name] or _numbers(packages[name]) < _numbers(least)
-    ]
+    lacking = [name for name, least in REQUIRED.items() if _numbers(packages[name]) < _numbers(least)]
     return {
         "tide_lm": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "memory_bytes": _memory_bytes()},
-        "gpus": [] if "torch" in (line.split()[0] for line in problems) else _gpus(),
+        "gpus": [] if "torch" in lacking else _gpus(),
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "packages": packages,
-        "problems": problems,
+        "problems": [
+            f"{name} {packages[name] or 'is missing'}: install {name}>={REQUIRED[name]}" for name in lacking
+        ],
     }
 
 

@@ -27,7 +27,8 @@ def command(
     try:
         shape = ModelConfig.from_folder(Path(model)) if Path(model).exists() else presets.get(model).model
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        hint = "" if Path(model).exists() else "; nor is there a folder or file of that name"
+        raise typer.BadParameter(f"{error}{hint}") from None
     if memory_blocks is not None:
         shape = replace(shape, num_memory_blocks=memory_blocks)
     result = _estimate(model, shape, sequence or shape.max_position_embeddings)

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank
 """
 
 import torch
+from torch import nn
 
 
 def memory_mix(
@@ -38,7 +39,7 @@ def memory_mix_reference(
     if index_BT is None:
         memory_BTKD = rows_UKD.view(*residual_BTD.shape[:-1], K, D)
     else:
-        memory_BTKD = rows_UKD[index_BT]
+        memory_BTKD = nn.functional.embedding(index_BT, rows_UKD.flatten(1)).unflatten(-1, (K, D))
     alpha_BTK = router_weights(logits_BTS)[..., :K]
     # Not an einsum: on a CPU its batch of 1 x K products takes several times as long.
     mixed_BTD = (alpha_BTK.unsqueeze(-1) * memory_BTKD).sum(-2)
