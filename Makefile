@@ -11,6 +11,13 @@ OLDEST := .venv-oldest
 # On a busy machine a second thread makes torch slower, not faster.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
+ifeq ($(strip $(PYTHON)),)
+$(error PYTHON is empty: call make with PYTHON=python3)
+endif
+# A virtual environment knows its place: one that was moved or copied is made anew.
+$(foreach venv,$(VENV) $(OLDEST),$(shell \
+  test "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-oldest lint demo format clean
 
@@ -21,13 +28,15 @@ setup: $(VENV)/.installed
 
 # $(call install,venv,constraints,extras): a venv with this package, stamped once it is complete.
 define install
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "there is no $(PYTHON): install Python 3.11 or newer, or call make with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "tide-lm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): call make with PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot make virtual environments: sudo apt install $(notdir $(PYTHON))-venv" >&2; exit 1; }
 	@test -e $(1)/.installed || $(PYTHON) -m venv --clear $(1)
 	$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[$(3)]'
-	@touch $(1)/.installed
+	@echo "$(CURDIR)" > $(1)/.installed
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt

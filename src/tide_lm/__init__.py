@@ -75,6 +75,6 @@ def _register(configuration_auto: Any) -> None:
 
 
 if _AutoConfigHook.module in sys.modules:
-    _register(sys.modules[_AutoConfigHook.module])
+    _register(importlib.import_module(_AutoConfigHook.module))  # waits if another thread is importing it
 else:
     sys.meta_path.insert(0, _AutoConfigHook())

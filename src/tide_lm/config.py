@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+_LARGEST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -26,20 +28,25 @@ class ModelConfig:
     eos_token_id: int | list[int] | None = 1
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "num_memory_blocks",
-            "max_position_embeddings",
-        ):
-            value, least = getattr(self, name), 0 if name == "num_memory_blocks" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"):
+            self._check_size(name, least=1)
+        for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
+            self._check_size(name, least=1)
+        self._check_size("num_memory_blocks", least=0)
+        if not isinstance(self.tie_word_embeddings, bool):
+            raise ValueError(f"tie_word_embeddings is {self.tie_word_embeddings!r}: it must be true or false")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads is {self.num_key_value_heads}: "
+                f"it must divide num_attention_heads, which is {self.num_attention_heads}"
+            )
+
+    def _check_size(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+            raise ValueError(
+                f"{name} is {value!r:.40}: it must be a whole number from {least} to {_LARGEST:,}"
+            )
 
     def to_transformers(self) -> dict[str, Any]:
         """Keyword arguments for `TideConfig` or `LlamaConfig`."""
@@ -53,30 +60,43 @@ class ModelConfig:
         file = path / "config.json" if path.is_dir() else path
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"cannot read a model config from {file}: {error}") from error
         kind = values.get("model_type") if isinstance(values, dict) else None
         if kind not in ("llama", "tide"):
             raise ValueError(f"{file} describes a model of type {kind!r}: only llama and tide are known")
         try:
-            heads, rope = values["num_attention_heads"], values.get("rope_parameters") or values
-            return cls(
-                vocab_size=values["vocab_size"],
-                hidden_size=values["hidden_size"],
-                intermediate_size=values["intermediate_size"],
-                num_hidden_layers=values["num_hidden_layers"],
-                num_attention_heads=heads,
-                num_key_value_heads=values.get("num_key_value_heads") or heads,
-                head_dim=values.get("head_dim") or values["hidden_size"] // heads,
-                num_memory_blocks=values["num_memory_blocks"] if kind == "tide" else 0,
-                max_position_embeddings=values.get("max_position_embeddings", 2048),
-                rope_theta=rope.get("rope_theta", 10_000.0),
-                rms_norm_eps=values.get("rms_norm_eps", 1e-6),
-                tie_word_embeddings=values.get("tie_word_embeddings", False),
-                bos_token_id=values.get("bos_token_id", 1),
-                eos_token_id=values.get("eos_token_id", 2),
-            )
+            return cls._from_values(values)
         except KeyError as error:
             raise ValueError(f"{file} has no {error}, which a {kind} config must have") from error
-        except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any]) -> "ModelConfig":
+        hidden, heads = values["hidden_size"], values["num_attention_heads"]
+        if not values.get("head_dim"):
+            whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
+            if not whole or hidden % heads:
+                raise ValueError(f"num_attention_heads is {heads!r}: it must divide hidden_size, {hidden!r}")
+        if values.get("attention_bias") or values.get("mlp_bias"):
+            raise ValueError("it has biases, which are not counted: set attention_bias and mlp_bias to false")
+        if values.get("memory_dim") not in (None, hidden):
+            raise ValueError(f"memory_dim is {values['memory_dim']!r}: it must equal hidden_size, {hidden!r}")
+        rope = values.get("rope_parameters")
+        return cls(
+            vocab_size=values["vocab_size"],
+            hidden_size=hidden,
+            intermediate_size=values["intermediate_size"],
+            num_hidden_layers=values["num_hidden_layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=values.get("num_key_value_heads") or heads,
+            head_dim=values.get("head_dim") or hidden // heads,
+            num_memory_blocks=values["num_memory_blocks"] if values["model_type"] == "tide" else 0,
+            max_position_embeddings=values.get("max_position_embeddings", 2048),
+            rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
+            rms_norm_eps=values.get("rms_norm_eps", 1e-6),
+            tie_word_embeddings=values.get("tie_word_embeddings", False),
+            bos_token_id=values.get("bos_token_id", 1),
+            eos_token_id=values.get("eos_token_id", 2),
+        )

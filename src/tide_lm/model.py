@@ -75,14 +75,18 @@ class EmbeddingMemory(nn.Module):
         rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
         return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
 
-    def resize(self, vocab_size: int, seed: int, std: float) -> None:
-        """Keeps the first tokens' rows; rows that are added are drawn."""
+    def resize(self, vocab_size: int, std: float) -> None:
+        """Keeps the first tokens' rows; rows that are added are drawn.
+
+        Their seed is fixed: an adapter trained on a resized model has to find the same rows when it is
+        loaded on the base model, resized again in another process.
+        """
         kept = min(vocab_size, len(self.weight))
         if vocab_size == len(self.weight):
             return
         resized = self.weight.new_empty(vocab_size, *self.weight.shape[1:])
         resized[:kept] = self.weight.data[:kept]
-        draw_table(resized, seed, std, first=kept)
+        draw_table(resized, seed=0, std=std, first=kept)
         self.weight.data = resized
 
 
@@ -140,6 +144,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
 
     def __init__(self, config: TideConfig) -> None:
         super(LlamaModel, self).__init__(config)  # LlamaModel's own layers are never built
+        if not isinstance(config, TideConfig):
+            raise ValueError(f"a TIDE model needs a TideConfig and got a {type(config).__name__}")
         config.validate()  # again: keywords of from_pretrained are set after the config's own check
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
@@ -203,8 +209,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             )
         if input_ids is None:
             raise ValueError(
-                "inputs_embeds alone carry no token identity, so the memory cannot be looked up: pass "
-                "input_ids instead, or memory=, looked up beforehand with model.memory(input_ids)"
+                "there are no input_ids to look the memory up (inputs_embeds alone carry no token identity): "
+                "pass input_ids, or memory=, looked up beforehand"
             )
         assert self.memory is not None
         return self.memory(input_ids)

@@ -1,6 +1,7 @@
 """At home in Hugging Face: a TIDE model's configuration, initialisation, loading and saving."""
 
 import difflib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ class TideConfig(LlamaConfig):
             raise ValueError(
                 f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"
             )
+        if not math.isfinite(self.memory_gain_init):
+            raise ValueError(f"memory_gain_init is {self.memory_gain_init}: it must be a finite number")
         if self.memory_dim not in (None, self.hidden_size):
             raise ValueError(
                 f"memory_dim is {self.memory_dim} and hidden_size is {self.hidden_size}: memory is added to "
@@ -165,17 +168,25 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
-        if options["use_reentrant"] and self.config.num_memory_blocks:
+        if options["use_reentrant"] is not False and self.config.num_memory_blocks:
             raise ValueError(
-                "use_reentrant=True cannot checkpoint a TIDE model: all layers share the memory, and "
-                "re-entrant checkpoints lose the gradient of what is shared; use use_reentrant=False"
+                f"use_reentrant={options['use_reentrant']} cannot checkpoint a TIDE model: all layers share "
+                "the memory, and re-entrant checkpoints lose the gradient of what is shared; use False"
             )
         super().gradient_checkpointing_enable(options, **kwargs)
 
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """As in transformers; the tables are embeddings too, and what is only looked up costs no FLOPs."""
+        count = super().num_parameters(only_trainable, exclude_embeddings)
+        memory = self.base_model.memory
+        if not exclude_embeddings or memory is None or (only_trainable and not memory.weight.requires_grad):
+            return count
+        return count - memory.weight.numel()
+
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resizes E, the head and every table; rows added to the tables are drawn as at initialisation."""
+        """Resizes E, the head and every table."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         memory = self.base_model.memory
         if memory is not None:
-            memory.resize(embeddings.num_embeddings, torch.initial_seed(), self.config.initializer_range)
+            memory.resize(embeddings.num_embeddings, self.config.initializer_range)
         return embeddings

@@ -34,7 +34,7 @@ def test_presets_lists_every_model_with_its_sources():
 
 
 def test_presets_are_readable_in_eighty_columns():
-    listing = tide_lm("presets", env={"COLUMNS": "80", "PATH": ""}).stdout
+    listing = tide_lm("presets", env={"COLUMNS": "20", "PATH": ""}).stdout
     for text in ("base-1b", "1,033.5M", "32/8 a", "128,256", "a: assumed"):
         assert text in listing
     assert "stated by the paper" in tide_lm("presets", "tide-8e-1b").stdout
@@ -96,6 +96,7 @@ def test_doctor_requires_what_the_package_requires():
         (["presets", "tide-8e-1B"], "did you mean 'tide-8e-1b'"),
         (["estimate", "no/thing"], "unknown preset 'no/thing'"),
         (["estimate", "no/thing"], "nor is there a folder"),
+        (["estimate", ""], "unknown preset ''"),
         (["estimate", "--memory-blocks", "-1"], "greater than or equal to 0"),
         (["estimate", "--memory-block", "1"], "--memory-block"),
         (["train-fast"], "train-fast"),

@@ -15,6 +15,18 @@ def test_a_token_outside_the_vocabulary_is_named(tiny_model, token_ids, blocks, 
         tiny_model(num_memory_blocks=blocks)(token_ids)
 
 
+def test_the_config_of_another_model_is_refused():
+    from transformers import LlamaConfig
+
+    with pytest.raises(ValueError, match="needs a TideConfig and got a LlamaConfig"):
+        TideForCausalLM(LlamaConfig())
+
+
+def test_a_call_without_any_input_is_refused(tiny_model):
+    with pytest.raises(ValueError, match="pass input_ids"):
+        tiny_model()()
+
+
 def test_no_tokens_at_all_are_refused(tiny_model):
     with pytest.raises(ValueError, match=r"shape \(2, 0\) hold no token"):
         tiny_model()(torch.empty(2, 0, dtype=torch.long))
@@ -119,6 +131,7 @@ def test_foreign_keys_pass_as_in_transformers():
         ("num_memory_blocks", True),
         ("num_memory_blocks", None),
         ("memory_gain_init", "1"),
+        ("memory_gain_init", float("nan")),
         ("memory_dim", "32"),
     ],
 )

@@ -1,5 +1,8 @@
 """Trainer, gradient checkpointing, PEFT, autocast and torch.compile work on a TIDE model as on a Llama."""
 
+import shutil
+import sys
+
 import pytest
 import torch
 
@@ -31,6 +34,8 @@ def test_checkpointing_options_other_than_reentrance_are_kept(tiny_model, token_
 def test_reentrant_checkpointing_is_refused_with_its_reason(tiny_model):
     with pytest.raises(ValueError, match="all layers share the memory"):
         tiny_model().gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="use_reentrant=None"):
+        tiny_model().gradient_checkpointing_enable({"use_reentrant": None})
     tiny_model(num_memory_blocks=0).gradient_checkpointing_enable({"use_reentrant": True})
 
 
@@ -102,6 +107,10 @@ def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids):
         assert torch.allclose(parameter.grad, plain[name], atol=1e-6), name
 
 
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")) or " " in sys.prefix,
+    reason="inductor on a CPU needs a C++ compiler, and a path without spaces",
+)
 def test_compiles_with_inductor_and_a_memory_made_outside(tiny_model, token_ids):
     """Deduplication has a shape that depends on data, so it stays outside the graph."""
     model = tiny_model()
@@ -111,6 +120,21 @@ def test_compiles_with_inductor_and_a_memory_made_outside(tiny_model, token_ids)
     with torch.no_grad():
         logits = compiled(token_ids, memory=Memory(rows, index)).logits
         assert torch.allclose(logits, model(token_ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exports_with_sizes_that_may_change(tiny_model, token_ids, strict):
+    model = tiny_model()
+    any_size = torch.export.Dim.DYNAMIC
+    program = torch.export.export(
+        model,
+        (token_ids,),
+        {"use_cache": False},
+        dynamic_shapes={"input_ids": {0: any_size, 1: any_size}, "use_cache": None},
+        strict=strict,
+    )
+    other = torch.randint(3, 53, (4, 11))
+    assert torch.allclose(program.module()(other, use_cache=False).logits, model(other).logits, atol=1e-5)
 
 
 def test_autocast_keeps_the_residual_stream_and_the_gradients_finite(tiny_model, token_ids):

@@ -44,6 +44,7 @@ def examine() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "memory_bytes": _memory_bytes()},
         "gpus": [] if "torch" in lacking else _gpus(),
+        "cpp_compiler": shutil.which("g++") or shutil.which("clang++"),
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "packages": packages,
         "problems": [
@@ -81,6 +82,10 @@ def _print(report: dict[str, Any]) -> None:
         ("system", report["system"]),
         ("CPU", f"{cpu['name']}, {cpu['cores']} cores, {cpu['memory_bytes'] / 1e9:.0f} GB"),
         ("GPU", "; ".join(gpus) or "none: everything runs on the CPU"),
+        (
+            "C++ compiler",
+            report["cpp_compiler"] or "none: torch.compile on a CPU needs g++",
+        ),
         ("disk free here", f"{report['disk_free_bytes'] / 1e9:,.0f} GB"),
     ]
     for name, version in report["packages"].items():

@@ -24,13 +24,14 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Parameters, FLOPs, VRAM, SSD and optimiser bytes of a model, for any number of memory blocks."""
+    on_disk = bool(model) and Path(model).exists()
     try:
-        shape = ModelConfig.from_folder(Path(model)) if Path(model).exists() else presets.get(model).model
+        shape = ModelConfig.from_folder(Path(model)) if on_disk else presets.get(model).model
+        if memory_blocks is not None:
+            shape = replace(shape, num_memory_blocks=memory_blocks)
     except ValueError as error:
-        hint = "" if Path(model).exists() else "; nor is there a folder or file of that name"
+        hint = "" if on_disk else "; nor is there a folder or file of that name"
         raise typer.BadParameter(f"{error}{hint}") from None
-    if memory_blocks is not None:
-        shape = replace(shape, num_memory_blocks=memory_blocks)
     result = _estimate(model, shape, sequence or shape.max_position_embeddings)
     if as_json:
         print_json(result)

@@ -26,4 +26,6 @@ def print_table(
         table.add_column(column, justify="right" if position and numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, 80)  # in a narrower one, numbers would be cut
+    console.print(table)

@@ -18,13 +18,8 @@ def memory_mix(
     `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
     index there is one row per position, in order (U = B * T), and nothing is gathered.
     """
-    (B, T, D), slots, held = residual_BTD.shape, logits_BTS.shape[-1], tuple(rows_UKD.shape)
-    if rows_UKD.ndim != 3 or held[1:] != (slots - 1, D):
-        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {slots - 1}, {D})")
-    if index_BT is None and len(rows_UKD) != B * T:
-        raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
-    if index_BT is not None and index_BT.shape != (B, T):
-        raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
+    if not torch.compiler.is_compiling():  # a check of sizes would fix them in an exported graph
+        _check_shapes(residual_BTD, logits_BTS, rows_UKD, index_BT)
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
 
 
@@ -50,3 +45,18 @@ def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:
     """`alpha`: softmax over the K blocks and the null bank, in float32 at least (eq. 3.5)."""
     dtype = torch.promote_types(logits_BTS.dtype, torch.float32)
     return torch.softmax(logits_BTS, dim=-1, dtype=dtype)
+
+
+def _check_shapes(
+    residual_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor | None,
+) -> None:
+    (B, T, D), slots, held = residual_BTD.shape, logits_BTS.shape[-1], tuple(rows_UKD.shape)
+    if rows_UKD.ndim != 3 or held[1:] != (slots - 1, D):
+        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {slots - 1}, {D})")
+    if index_BT is None and len(rows_UKD) != B * T:
+        raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
+    if index_BT is not None and index_BT.shape != (B, T):
+        raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
