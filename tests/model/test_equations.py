@@ -153,3 +153,11 @@ def test_router_weights_are_the_equations_alpha_with_the_null_bank_last(blocks: 
 def test_asking_for_router_weights_does_not_change_the_logits_by_a_bit() -> None:
     model = tiny_model(blocks=3)
     assert torch.equal(model(REPEATED, output_router_weights=True).logits, model(REPEATED).logits)
+
+
+def test_router_weights_can_be_asked_for_in_the_config() -> None:
+    model = tiny_model(blocks=3)
+    asked = model(REPEATED, output_router_weights=True).router_weights
+    model.config.output_router_weights = True
+    for found, wanted in zip(model(REPEATED).router_weights, asked, strict=True):
+        assert torch.equal(found, wanted)

@@ -41,6 +41,13 @@ def test_memory_matters_to_what_is_generated(model, token_ids):
     assert not torch.equal(plain, generate(model, token_ids, drop_memory_layers=[0, 1]))
 
 
+def test_memory_is_looked_up_once_a_forward_and_only_for_new_tokens(model, token_ids):
+    looked_up = []
+    model.model.memory.register_forward_hook(lambda module, args, output: looked_up.append(args[0].shape))
+    generate(model, token_ids)
+    assert looked_up == [(2, 9)] + [(2, 1)] * (NEW - 1)
+
+
 def test_left_padded_batches_equal_each_row_alone(model):
     rows = [torch.tensor([[5, 9, 30, 7, 12]]), torch.tensor([[40, 3]]), torch.tensor([[8, 8, 8]])]
     width = max(row.shape[1] for row in rows)
