@@ -1,0 +1,1 @@
+"""Text in, token shards out, batches to train on."""

@@ -1,0 +1,159 @@
+"""Token shards: flat little-endian arrays of token ids, and a manifest that says all about them.
+
+manifest.json                 everything below, and where the text came from
+tokenizer/                    the tokenizer, as Hugging Face saves it
+train-00000.bin, ...          token ids, uint16 or uint32, documents one after another
+validation-00000.bin, ...
+counts.npy                    how often each id occurs in the training split
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    file: str
+    tokens: int
+    documents: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` holds. `tokenizer_sha256` is that of the tokenizer's tokenizer.json."""
+
+    dtype: str
+    vocab_size: int
+    tokenizer_sha256: str
+    bos_token_id: int | None
+    eos_token_id: int | None
+    source: Mapping[str, Any]
+    splits: Mapping[str, tuple[Shard, ...]]
+    format: int = FORMAT
+
+    def tokens(self, split: str) -> int:
+        return sum(shard.tokens for shard in self.splits[split])
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        path = folder / MANIFEST
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values["format"] != FORMAT:
+                raise ValueError(f"its format is {values['format']!r}, and only {FORMAT} is known")
+            splits = {
+                name: tuple(Shard(**shard) for shard in shards) for name, shards in values["splits"].items()
+            }
+            return cls(**{**values, "splits": splits})
+        except FileNotFoundError:
+            raise ValueError(
+                f"{folder} holds no prepared data ({MANIFEST} is missing): run `tide-lm prepare`"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} cannot be read: {error!r}: prepare the data again") from error
+
+
+def smallest_dtype(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+class ShardWriter:
+    """Writes one split, document by document, in shards of about `shard_tokens` tokens."""
+
+    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = 100_000_000) -> None:
+        self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.done: list[Shard] = []
+        self._file: BinaryIO | None = None
+
+    def add(self, document: np.ndarray) -> None:
+        """Appends one document; a shard ends with the document that fills it."""
+        if self._file is None:
+            self._name = f"{self.split}-{len(self.done):05d}.bin"
+            self._file = (self.folder / self._name).open("wb")
+            self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
+        data = np.ascontiguousarray(document, dtype=self.dtype).tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self._tokens += len(document)
+        self._documents += 1
+        if self._tokens >= self.shard_tokens:
+            self._end_shard()
+
+    def finish(self) -> tuple[Shard, ...]:
+        if self._file is not None:
+            self._end_shard()
+        return tuple(self.done)
+
+    def _end_shard(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self.done.append(Shard(self._name, self._tokens, self._documents, self._hash.hexdigest()))
+
+
+class TokenSplit:
+    """One split of prepared data as a flat sequence of tokens, memory-mapped."""
+
+    def __init__(self, folder: Path, split: str = "train") -> None:
+        self.manifest = Manifest.read(folder)
+        if split not in self.manifest.splits:
+            raise ValueError(f"{folder} has no split {split!r}: it has {', '.join(self.manifest.splits)}")
+        self.folder, self.split = folder, split
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        self._maps = []
+        for shard in self.manifest.splits[split]:
+            path = folder / shard.file
+            found, wanted = path.stat().st_size if path.exists() else None, shard.tokens * dtype.itemsize
+            if found != wanted:
+                size = "is missing" if found is None else f"has {found:,} bytes instead of {wanted:,}"
+                raise ValueError(f"{path} {size}: prepare the data again")
+            self._maps.append(np.memmap(path, dtype=dtype, mode="r"))
+        self._starts = np.cumsum([0, *(len(shard) for shard in self._maps)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """`count` tokens from position `start`, across shards if need be."""
+        if not 0 <= start <= start + count <= len(self):
+            raise ValueError(
+                f"tokens {start} to {start + count} are outside the {len(self)} of {self.folder}"
+            )
+        parts = []
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        for tokens, offset in zip(self._maps[first:], self._starts[first:], strict=False):
+            part = tokens[start - offset : start - offset + count]
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
+            if not count:
+                break
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self.manifest.dtype)
+
+    def verify(self) -> None:
+        """Reads every shard and compares its checksum."""
+        for shard in self.manifest.splits[self.split]:
+            with (self.folder / shard.file).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != shard.sha256:
+                raise ValueError(
+                    f"{self.folder / shard.file} is damaged (sha256 {found[:12]}..., "
+                    f"not {shard.sha256[:12]}...): prepare the data again"
+                )
