@@ -73,7 +73,7 @@ def smallest_dtype(vocab_size: int) -> str:
 
 
 class ShardWriter:
-    """Writes one split, document by document, in shards of about `shard_tokens` tokens."""
+    """Writes one split in shards of about `shard_tokens` tokens, each ending with a document."""
 
     def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = 100_000_000) -> None:
         self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
@@ -81,18 +81,18 @@ class ShardWriter:
         self.done: list[Shard] = []
         self._file: BinaryIO | None = None
 
-    def add(self, document: np.ndarray) -> None:
-        """Appends one document; a shard ends with the document that fills it."""
+    def add(self, tokens: np.ndarray, ends: bool = True) -> None:
+        """Appends a document, or a part of one whose last part `ends` it."""
         if self._file is None:
             self._name = f"{self.split}-{len(self.done):05d}.bin"
             self._file = (self.folder / self._name).open("wb")
             self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
-        data = np.ascontiguousarray(document, dtype=self.dtype).tobytes()
+        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
         self._file.write(data)
         self._hash.update(data)
-        self._tokens += len(document)
-        self._documents += 1
-        if self._tokens >= self.shard_tokens:
+        self._tokens += len(tokens)
+        self._documents += ends
+        if ends and self._tokens >= self.shard_tokens:
             self._end_shard()
 
     def finish(self) -> tuple[Shard, ...]:

@@ -1,0 +1,127 @@
+"""Texts to token ids on all cores: in the order given, whatever the number of processes, in flat memory."""
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+BATCH_CHARACTERS = 2**20
+PIECE_CHARACTERS = 2**17
+
+# A line's end where byte-level tokenizers cut in any case: what follows is a word, with at most one space.
+_CUT = re.compile(r"(?<=\S)\n(?=\S)|\n(?= \S)")
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one."""
+
+    text: str
+    split: str
+    begins: bool
+    ends: bool
+
+
+class Encoder:
+    """A tokenizer without special tokens: where a text spells one, it is encoded as any other text."""
+
+    def __init__(self, tokenizer_json: str, dtype: str) -> None:
+        from tokenizers import Tokenizer
+
+        self._json, self._dtype = tokenizer_json, dtype
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer.encode_special_tokens = True
+        whole, *parts = self(["one\ntwo\n three", "one\n", "two\n", " three"])
+        self._may_cut = np.array_equal(whole, np.concatenate(parts))
+
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str]]:
+        return Encoder, (self._json, self._dtype)
+
+    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def pieces(self, text: str, split: str) -> Iterator[Piece]:
+        """A document in pieces whose ids, joined, are those of the whole; most are one piece.
+
+        A long document would else be encoded by one thread, in many times its own memory.
+        """
+        start = 0
+        while self._may_cut and (cut := _CUT.search(text, start + PIECE_CHARACTERS)):
+            yield Piece(text[start : cut.end()], split, begins=not start, ends=False)
+            start = cut.end()
+        yield Piece(text[start:], split, begins=not start, ends=True)
+
+
+def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode_in_order(
+    pieces: Iterable[Piece], encoder: Encoder, processes: int
+) -> Iterator[list[tuple[Piece, np.ndarray]]]:
+    """Pieces with their ids, a batch at a time.
+
+    One process encodes with the tokenizer's own threads, several with one thread each. Batches are read
+    while others are encoded, but no more than keep every worker busy.
+    """
+    executor: Executor
+    if processes == 1:
+        executor, encode = ThreadPoolExecutor(1), encoder.__call__
+    else:
+        # Spawned, since a fork of a process with threads may hang.
+        context = multiprocessing.get_context("spawn")
+        executor = ProcessPoolExecutor(processes, context, _start_worker, (encoder,))
+        encode = _encode_in_worker
+    waiting: deque[tuple[list[Piece], Future[list[np.ndarray]]]] = deque()
+    try:
+        for batch in batches(pieces):
+            waiting.append((batch, executor.submit(encode, [piece.text for piece in batch])))
+            if len(waiting) > processes + 1:
+                yield _joined(*waiting.popleft())
+        while waiting:
+            yield _joined(*waiting.popleft())
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _joined(batch: list[Piece], ids: Future[list[np.ndarray]]) -> list[tuple[Piece, np.ndarray]]:
+    return list(zip(batch, ids.result(), strict=True))
+
+
+_encoder_of_worker: Encoder
+
+
+def _start_worker(encoder: Encoder) -> None:
+    global _encoder_of_worker
+    _encoder_of_worker = encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _encode_in_worker(texts: Sequence[str]) -> list[np.ndarray]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return _encoder_of_worker(texts)
+
+
+def _exit_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

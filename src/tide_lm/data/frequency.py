@@ -1,0 +1,173 @@
+"""How often each token occurs, the deciles of rare to common tokens, and loss per decile (appendix B).
+
+Shapes: V vocabulary, N tokens, R = 11 rows: the ten deciles, then the tokens outside them.
+"""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .shards import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BINS = 10
+UNBINNED = -1
+RARE, MID, COMMON = range(3), range(3, 7), range(7, 10)
+GROUPS = {"rare": RARE, "mid": MID, "common": COMMON}
+
+
+def group_of(bin: int) -> str:
+    """The paper's name for a decile: rare, mid or common; `unbinned` for what is in none."""
+    return next((name for name, bins in GROUPS.items() if bin in bins), "unbinned")
+
+
+def clean_types(counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """The structural filter: which ids occur, are not special, and hold a letter or a digit.
+
+    Each id is decoded alone. Bytes that are no UTF-8 by themselves become U+FFFD, which is neither letter
+    nor digit: a fragment of one character is left out, while a word that ends in such a fragment stays.
+    """
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = [id for id in np.flatnonzero(counts_V).tolist() if id not in special]
+    texts = tokenizer.batch_decode([[id] for id in ids], clean_up_tokenization_spaces=False)
+    keep_V = np.zeros(len(counts_V), dtype=bool)
+    keep_V[ids] = [any(map(str.isalnum, text)) for text in texts]
+    return keep_V
+
+
+def deciles(counts_V: np.ndarray, keep_V: np.ndarray, cap: int | None = None) -> np.ndarray:
+    """b(v) = min(floor(rank(v) / |V_clean| * 10), 9), or -1 for ids that are not kept (eq. bin_assignment).
+
+    Ranks ascend with the count, ties by id, and start at 0, so that the minimum never binds. Types that occur
+    more than `cap` times are left out.
+    """
+    kept = np.flatnonzero(keep_V if cap is None else keep_V & (counts_V <= cap))
+    ascending = kept[np.argsort(counts_V[kept], kind="stable")]
+    bins_V = np.full(len(counts_V), UNBINNED, dtype=np.int8)
+    bins_V[ascending] = np.arange(len(kept)) * BINS // max(len(kept), 1)
+    return bins_V
+
+
+@dataclass(frozen=True, eq=False)
+class FrequencyBins:
+    """The decile of each token id, or -1, and how often the id occurs."""
+
+    bins_V: np.ndarray
+    counts_V: np.ndarray
+
+    @classmethod
+    def from_counts(
+        cls, counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase", cap: int | None = None
+    ) -> "FrequencyBins":
+        return cls(deciles(counts_V, clean_types(counts_V, tokenizer), cap), counts_V)
+
+    @classmethod
+    def from_prepared(cls, folder: Path, cap: int | None = None) -> "FrequencyBins":
+        """The bins of the training split that `tide-lm prepare` wrote."""
+        from transformers import AutoTokenizer
+
+        counts_V = _read_counts(folder / "counts.npy", Manifest.read(folder).vocab_size)
+        return cls.from_counts(counts_V, AutoTokenizer.from_pretrained(folder / "tokenizer"), cap)
+
+    @classmethod
+    def from_counts_file(
+        cls, path: Path, tokenizer: "PreTrainedTokenizerBase", cap: int | None = None
+    ) -> "FrequencyBins":
+        """The bins of another corpus: a .npy of integers, one per id, or a JSON object {id: count}."""
+        return cls.from_counts(_read_counts(path, len(tokenizer)), tokenizer, cap)
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez_compressed(file, bins_V=self.bins_V, counts_V=self.counts_V)
+
+    @classmethod
+    def load(cls, path: Path) -> "FrequencyBins":
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(arrays["bins_V"], arrays["counts_V"])
+        except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} holds no frequency bins ({error}): make them again") from error
+
+    def rows(self) -> torch.Tensor:
+        """The row of each id in a table of 11: its decile, or the last for the unbinned."""
+        return torch.from_numpy(np.where(self.bins_V == UNBINNED, BINS, self.bins_V))
+
+
+def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
+    try:
+        if path.suffix == ".json":
+            table = json.loads(path.read_text(encoding="utf-8"))
+            ids, counts = np.array([int(id) for id in table], dtype=np.int64), np.array(list(table.values()))
+        else:
+            counts = np.load(path, allow_pickle=False)
+            ids = np.arange(len(counts))
+        if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
+            raise ValueError("they are not integers of 0 or more")
+    except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} holds no token counts ({error}): "
+            "it must be a .npy of integers, one per id, or a JSON object {id: count}"
+        ) from error
+    ids, counts = ids[counts > 0], counts[counts > 0]
+    if outside := ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise ValueError(
+            f"{path} counts the id {outside[0]}, but the tokenizer has {vocab_size} ids: "
+            "count with the tokenizer of the model"
+        )
+    counts_V = np.zeros(vocab_size, dtype=np.int64)
+    counts_V[ids] = counts
+    return counts_V
+
+
+def by_bin(
+    losses_N: torch.Tensor, targets_N: torch.Tensor, rows_V: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of losses and number of tokens in each of the 11 rows, by the target token; any shape of N."""
+    target_rows_N = rows_V.index_select(0, targets_N.flatten())
+    member_RN = target_rows_N == torch.arange(BINS + 1, device=rows_V.device).unsqueeze(1)
+    # A masked sum, not a scatter: on a GPU a scatter adds in any order, and this one repeats to the bit.
+    wide = torch.float32 if losses_N.device.type == "mps" else torch.float64  # MPS has no float64
+    losses_N = losses_N.detach().flatten().to(wide)
+    return torch.where(member_RN, losses_N, 0).sum(1), member_RN.sum(1)
+
+
+class LossByBin:
+    """Adds up losses per row over batches, on their device; only `result` waits for it.
+
+    `sums_R` and `counts_R` add across ranks.
+    """
+
+    def __init__(self, bins: FrequencyBins) -> None:
+        self.rows_V = bins.rows()
+        self.sums_R = torch.zeros(BINS + 1, dtype=torch.float64)
+        self.counts_R = torch.zeros(BINS + 1, dtype=torch.int64)
+
+    def add(self, losses_N: torch.Tensor, targets_N: torch.Tensor) -> None:
+        self.rows_V = self.rows_V.to(losses_N.device)
+        sums_R, counts_R = by_bin(losses_N, targets_N, self.rows_V)
+        self.sums_R = self.sums_R.to(sums_R) + sums_R
+        self.counts_R = self.counts_R.to(counts_R) + counts_R
+
+    def result(self) -> dict[str, Any]:
+        """Mean losses and token counts: in all, per decile, per group, unbinned; None where no token was."""
+        sums, counts = self.sums_R.tolist(), self.counts_R.tolist()
+
+        def mean(rows: range) -> dict[str, Any]:
+            tokens = sum(counts[row] for row in rows)
+            return {"loss": sum(sums[row] for row in rows) / tokens if tokens else None, "tokens": tokens}
+
+        by_decile = [mean(range(row, row + 1)) for row in range(BINS)]
+        return {
+            **mean(range(BINS + 1)),
+            "loss_by_decile": [decile["loss"] for decile in by_decile],
+            "tokens_by_decile": [decile["tokens"] for decile in by_decile],
+            **{name: mean(rows) for name, rows in GROUPS.items()},
+            "unbinned": mean(range(BINS, BINS + 1)),
+        }

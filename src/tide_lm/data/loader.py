@@ -1,0 +1,162 @@
+"""Batches of packed tokens in an order that a seed fixes, whatever the number of ranks.
+
+A window is T + 1 tokens of the flat split, and windows start every T tokens: each token after the first is
+predicted once an epoch, and a tail shorter than a window is dropped. Documents follow one another inside a
+window. The order of windows is one endless sequence, a permutation of all of them for each epoch, so one
+integer says where training stands.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from .shards import TokenSplit
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+_ROUNDS = 8
+
+
+class Loader:
+    """Endless batches `inputs_BT, targets_BT`: this rank's contiguous share of each global batch.
+
+    `windows` is the state: how many windows all ranks together have handed out. A resume with another `batch`
+    or number of ranks continues the same global order.
+    """
+
+    def __init__(
+        self, split: TokenSplit, sequence: int, batch: int, seed: int, rank: int = 0, ranks: int = 1
+    ) -> None:
+        if batch < 1 or batch % ranks:
+            raise ValueError(
+                f"a global batch of {batch} windows cannot be divided among {ranks} ranks: "
+                f"use a batch that is a multiple of {ranks}"
+            )
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank {rank} does not exist among {ranks} ranks: they are 0 to {ranks - 1}")
+        if seed < 0:
+            raise ValueError(f"seed {seed} is negative: use 0 or more")
+        self.epoch_windows = count_windows(split, sequence)
+        if batch > self.epoch_windows:
+            raise ValueError(
+                f"a global batch takes {batch} windows of {sequence} tokens, but {split.folder} "
+                f"({split.split}) has {self.epoch_windows}: lower the batch, shorten the sequence or add text"
+            )
+        self.split, self.sequence, self.batch, self.seed = split, sequence, batch, seed
+        self.rank, self.ranks = rank, ranks
+        self.windows = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self) -> Batch:
+        """Moves all ranks on by one global batch, and reads this rank's share of it."""
+        share = self.batch // self.ranks
+        positions_B = np.arange(share) + (self.windows + self.rank * share)
+        self.windows += self.batch
+        windows_B = window_order(positions_B, self.epoch_windows, self.seed)
+        return _read_windows(self.split, self.sequence, windows_B)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The windows that all ranks have handed out so far, and what they are windows of."""
+        return {"windows": self.windows, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        changed = [
+            f"{name} was {state.get(name)} and is {value}"
+            for name, value in self._identity().items()
+            if state.get(name) != value
+        ]
+        if changed:
+            raise ValueError(
+                f"the saved data position belongs to other data or settings ({'; '.join(changed)}): "
+                "restore them, or start a new run"
+            )
+        self.windows = int(state["windows"])
+
+    def _identity(self) -> dict[str, Any]:
+        manifest = self.split.manifest
+        checksums = "".join(shard.sha256 for shard in manifest.splits[self.split.split])
+        return {
+            "sequence": self.sequence,
+            "seed": self.seed,
+            "tokens": len(self.split),
+            "tokenizer_sha256": manifest.tokenizer_sha256,
+            "shards_sha256": hashlib.sha256(checksums.encode()).hexdigest(),
+        }
+
+
+def validation_windows(
+    split: TokenSplit, sequence: int, limit: int | None = None, batch: int = 8
+) -> Iterator[Batch]:
+    """The same windows at each call, in the order of the text: all of them, or `limit` spread evenly.
+
+    The last batch may be smaller.
+    """
+    windows = count_windows(split, sequence)
+    taken = windows if limit is None else min(limit, windows)
+    if taken < 1:
+        raise ValueError(f"{limit} validation windows are too few: take at least 1")
+    chosen = np.arange(taken) * windows // taken
+    return (_read_windows(split, sequence, chosen[start : start + batch]) for start in range(0, taken, batch))
+
+
+def count_windows(split: TokenSplit, sequence: int) -> int:
+    """How many windows of `sequence` predicted tokens a split has: at least one, or an error."""
+    if sequence < 1:
+        raise ValueError(f"sequence is {sequence}: a window needs at least 1 token to predict")
+    windows = (len(split) - 1) // sequence
+    if windows < 1:
+        raise ValueError(
+            f"{split.folder} ({split.split}) has {len(split)} tokens, too few for one window of "
+            f"{sequence} + 1: use a shorter sequence or prepare more text"
+        )
+    return windows
+
+
+def _read_windows(split: TokenSplit, sequence: int, windows_B: np.ndarray) -> Batch:
+    """Inputs, the first T tokens of each window, and targets, its last T."""
+    tokens = np.stack([split.read(window * sequence, sequence + 1) for window in windows_B.tolist()])
+    inputs_BT, targets_BT = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+    return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
+
+
+def window_order(positions: np.ndarray, windows: int, seed: int) -> np.ndarray:
+    """The windows at these positions of the endless order: a new permutation for each epoch."""
+    epochs, places = np.divmod(positions, windows)
+    order = np.empty_like(positions)
+    for epoch in np.unique(epochs).tolist():
+        keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
+        order[epochs == epoch] = _permute(places[epochs == epoch].astype(np.uint64), windows, keys)
+    return order
+
+
+def _permute(places: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
+    """A keyed permutation of 0..n-1 that is calculated, never stored: 10^8 windows need no memory.
+
+    A Feistel network permutes the next power of four; what lands outside 0..n-1 walks on along its cycle
+    until it is inside, which keeps the whole a permutation.
+    """
+    half = max((n - 1).bit_length() + 1, 2) // 2
+    places = _feistel(places, half, keys)
+    while (outside := places >= n).any():
+        places[outside] = _feistel(places[outside], half, keys)
+    return places
+
+
+def _feistel(places: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    mask = np.uint64((1 << half) - 1)
+    left, right = places >> np.uint64(half), places & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right + key) & mask)
+    return left << np.uint64(half) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64: each bit of the input flips each bit of the output half the time."""
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)

@@ -1,0 +1,158 @@
+"""Documents to prepare: the built-in text, local files, or a dataset of the Hugging Face Hub.
+
+A document is a pair of its name and its text. The name says where it is from, as in `news.jsonl:17`.
+"""
+
+import glob
+import gzip
+import importlib
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from tide_lm.data import builtin
+
+Document = tuple[str, str]
+
+_FORMAT = re.compile(r"\.(?:(?P<plain>txt|jsonl)(?:\.gz|\.xz|\.zst)?|parquet)\Z")
+_PARQUET_ROWS = 256
+
+
+def documents(source: str, text_field: str = "text") -> Iterator[Document]:
+    """The documents of `builtin`, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in a fixed order."""
+    if source == "builtin":
+        yield from builtin.documents()
+    elif source.startswith("hf:"):
+        yield from _hub(source, text_field)
+    else:
+        for path in files(source):
+            yield from _file(path, text_field)
+
+
+def files(source: str) -> list[Path]:
+    """The text files of a file, folder or glob, sorted."""
+    path = Path(source)
+    if path.is_dir():
+        found = list(path.rglob("*"))
+    else:
+        found = [path] if path.exists() else [Path(name) for name in glob.glob(source, recursive=True)]
+    texts = sorted(file for file in found if file.is_file() and _FORMAT.search(file.name))
+    if not texts:
+        raise ValueError(
+            f"there is no text in {source!r}: give `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
+            ".txt or .jsonl (also with .gz, .xz or .zst) or .parquet"
+        )
+    return texts
+
+
+def _file(path: Path, field: str) -> Iterator[Document]:
+    format = _FORMAT.search(path.name)
+    assert format is not None
+    if format["plain"] == "txt":
+        with _naming(path), _open(path) as file:
+            yield str(path), _decode(file.read(), path)
+    elif format["plain"] == "jsonl":
+        yield from _jsonl(path, field)
+    else:
+        yield from _parquet(path, field)
+
+
+def _jsonl(path: Path, field: str) -> Iterator[Document]:
+    with _naming(path), _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            name = f"{path}:{number}"
+            try:
+                record = json.loads(_decode(line, path, number))
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{name} is not JSON ({error.msg}, column {error.colno}): mend or remove the line"
+                ) from None
+            yield name, _text(record, field, name)
+
+
+def _parquet(path: Path, field: str) -> Iterator[Document]:
+    pyarrow = _optional("pyarrow", "a .parquet file")
+    with _naming(path, pyarrow.ArrowException):
+        file = _optional("pyarrow.parquet", "a .parquet file").ParquetFile(path)
+        _text(dict.fromkeys(file.schema_arrow.names, ""), field, str(path))  # fails if there is no such field
+        row = 0
+        for batch in file.iter_batches(_PARQUET_ROWS, columns=[field]):
+            for row, record in enumerate(batch.to_pylist(), row + 1):  # noqa: B020 -- counts on across batches
+                name = f"{path}:{row}"
+                yield name, _text(record, field, name)
+
+
+def _hub(source: str, field: str) -> Iterator[Document]:
+    dataset, _, config = source.removeprefix("hf:").partition(":")
+    load = _optional("datasets", f"the source {source!r}").load_dataset
+    for row, record in enumerate(load(dataset, config or None, split="train", streaming=True), 1):
+        name = f"{source}:{row}"
+        yield name, _text(record, field, name)
+
+
+def _open(path: Path) -> IO[bytes]:
+    match path.suffix:
+        case ".gz":
+            return cast("IO[bytes]", gzip.open(path))
+        case ".xz":
+            return lzma.open(path)
+        case ".zst":
+            # The package zstandard takes a file that was cut short for a whole one; pyarrow does not.
+            stream = _optional("pyarrow", "a .zst file").input_stream(str(path), compression="zstd")
+            return io.BufferedReader(stream)
+        case _:
+            return path.open("rb")
+
+
+@contextmanager
+def _naming(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Gives the errors of a damaged file, which do not say what file it is, its name."""
+    damage: tuple[type[Exception], ...] = (EOFError, OSError, lzma.LZMAError, zlib.error, *errors)
+    try:
+        yield
+    except damage as error:
+        if getattr(error, "filename", None):
+            raise
+        raise ValueError(f"{path} is damaged or cut short ({error}): fetch it again") from error
+
+
+def _decode(data: bytes, path: Path, line: int = 1) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        raise ValueError(
+            f"{path}:{line} is not UTF-8 ({error.reason}): convert the file, "
+            "for example with `iconv -f latin1 -t utf-8`"
+        ) from None
+
+
+def _text(record: Any, field: str, name: str) -> str:
+    fields = list(record) if isinstance(record, Mapping) else []
+    if field not in fields:
+        found = f"only {', '.join(map(repr, fields))}" if fields else "nor any other"
+        raise ValueError(f"{name} has no field {field!r}, {found}: name the text's field with --text-field")
+    if not isinstance(text := record[field], str):
+        raise ValueError(
+            f"{name} has {text!r:.40} in its field {field!r}, which is no text: mend or remove the record, "
+            "or name another field with --text-field"
+        )
+    return text
+
+
+def _optional(module: str, use: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ValueError(
+            f"{use} needs the package {package} ({error}): pip install 'tide-lm[data]'"
+        ) from error

@@ -1,0 +1,123 @@
+"""Tokenizers: any of Hugging Face's fast ones, Llama 3's, or one trained on the text at hand."""
+
+import base64
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
+SMALLEST = 258  # 256 bytes and two special tokens
+
+
+def load(name: str) -> "PreTrainedTokenizerFast":
+    """`llama3`, or a fast tokenizer by its name on the Hub or its folder; no code of others is run."""
+    if name == "llama3":
+        return _llama3()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"the tokenizer {name!r} cannot be loaded: give a folder, a name on the Hugging Face Hub, "
+            f"or llama3 ({' '.join(str(error).split())})"
+        ) from error
+    if not tokenizer.is_fast:
+        raise ValueError(f"the tokenizer {name!r} has no fast form (tokenizer.json): choose one that has")
+    tokenizer.backend_tokenizer.no_truncation()  # some tokenizer.json would cut every document
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def train(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE of at most `vocab_size` tokens, BOS and EOS first."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < SMALLEST:
+        raise ValueError(f"a byte-level vocabulary has at least {SMALLEST} tokens, not {vocab_size}")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return _fast(backend)
+
+
+def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """A copy of what encodes, without the cutting and padding that its last caller asked for."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """The sha256 of its tokenizer.json."""
+    return hashlib.sha256(plain_backend(tokenizer).to_str(pretty=True).encode()).hexdigest()
+
+
+def vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """One more than the highest id; some tokenizers leave ids out."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def _fast(backend: "Tokenizer", **special: str) -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=EOS, **special)
+
+
+def _llama3() -> "PreTrainedTokenizerFast":
+    """Llama 3's tokenizer from the file of ranks in the package llama-models, which is not imported."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    class Converter(TikTokenConverter):
+        @staticmethod
+        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:  # instead of the package tiktoken
+            lines = Path(tiktoken_url).read_bytes().split(b"\n")
+            return {
+                base64.b64decode(token): int(rank) for token, rank in map(bytes.split, filter(None, lines))
+            }
+
+    spec = importlib.util.find_spec("llama_models")
+    folders = spec.submodule_search_locations if spec else None
+    ranks = Path(*folders[:1], "llama3", "tokenizer.model") if folders else None
+    if ranks is None or not ranks.exists():
+        raise ValueError(
+            "the tokenizer llama3 is a file of the package llama-models, which is not installed: "
+            "pip install --no-deps llama-models"
+        )
+    backend = Converter(str(ranks)).converted()
+    backend.add_special_tokens(_llama3_special_tokens())
+    return _fast(backend, pad_token="<|finetune_right_pad_id|>")
+
+
+def _llama3_special_tokens() -> list[str]:
+    named = [
+        BOS,
+        EOS,
+        "<|reserved_special_token_0|>",
+        "<|reserved_special_token_1|>",
+        "<|finetune_right_pad_id|>",
+        "<|step_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+        "<|python_tag|>",
+        "<|image|>",
+    ]
+    return named + [f"<|reserved_special_token_{i}|>" for i in range(2, 258 - len(named))]

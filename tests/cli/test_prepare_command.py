@@ -1,0 +1,102 @@
+"""`tide-lm prepare` as a user calls it, and as it is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tide_lm.data.shards import TokenSplit
+
+PREPARE = [sys.executable, "-m", "tide_lm", "prepare"]
+
+
+def call(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run([*PREPARE, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.jsonl"
+    words = np.array(["every", "layer", "knows", "the", "token", "beneath", "context"])
+    draw = np.random.default_rng(0)
+    lines = [json.dumps({"body": " ".join(draw.choice(words, 50))}) for _ in range(200)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_it_prints_what_it_made(text, tmp_path):
+    options = ["--train-tokenizer", 300, "--validation", 0.1, "--text-field", "body"]
+    done = call(text, "--out", tmp_path / "a", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"Preparing {text} ...\n"
+    result = json.loads(done.stdout)
+    assert result["tokens"]["train"] == len(TokenSplit(tmp_path / "a"))
+    assert sum(result["documents"].values()) == 200
+    table = call(text, "--out", tmp_path / "b", *options, "--processes", 2).stdout
+    assert result["sha256"] in table
+    assert f"{result['documents']['train']} train" in table
+    assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
+
+
+def test_the_builtin_text_is_the_default(tmp_path):
+    done = call("--out", tmp_path / "out", "--train-tokenizer", 258, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"]["train"] > 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["nowhere"], 2, "Missing option '--out'"),
+        (["--out", "out", "--tokenizer", "llama3", "--train-tokenizer", 300], 2, "either --tokenizer or"),
+        (["--out", "out", "--train-tokenizer", 257], 2, "258"),
+        (["nowhere", "--out", "out"], 1, "error: there is no text in 'nowhere'"),
+    ],
+)
+def test_a_wrong_call_says_why(tmp_path, monkeypatch, options, status, message):
+    monkeypatch.chdir(tmp_path)
+    done = call(*options)
+    assert done.returncode == status
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
+def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(
+    text, tmp_path, tokenizer, processes, by
+):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    line = text.read_text().split("\n")[0] + "\n"
+    text.write_text(line * 300_000)  # half a minute of work
+    out = tmp_path / "work" / "out"
+    options = ["--text-field", "body", "--tokenizer", tmp_path / "tokenizer", "--processes", processes]
+    command = [*PREPARE, *map(str, (text, "--out", out, *options))]
+    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any(file.stat().st_size for file in out.parent.glob(".out.*.tmp/train-00000.bin")):
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(by)
+    assert child.wait(60) != 0
+    assert not out.exists()
+    if by == signal.SIGINT:
+        assert not list(out.parent.iterdir())
+    while _group_lives(child.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

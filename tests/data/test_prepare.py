@@ -1,0 +1,227 @@
+"""Text to token shards: the same whatever the processes, whole or not at all, in flat memory."""
+
+import hashlib
+import importlib.util
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tide_lm.data import encoding, prepare, tokenizers
+from tide_lm.data.shards import Manifest, TokenSplit
+
+WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext" / "wikitext2_raw_test.txt.xz"
+WORDS = ["every", "layer", "knows", "the", "token", "beneath", "the", "context", "and", "adds", "it"]
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """Three hundred documents of all lengths."""
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(WORDS, draw.integers(1, 300))) + f". {i}\n" for i in range(300)]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def texts_of(corpus: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in corpus.read_text().split("\n")[:-1]]
+
+
+def decoded(folder: Path, split: str) -> list[str]:
+    """The split's documents as text again, found by their BOS."""
+    data = TokenSplit(folder, split)
+    data.verify()
+    tokens = data.read(0, len(data))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    starts = np.flatnonzero(tokens == data.manifest.bos_token_id)
+    assert starts[0] == 0
+    return [tokenizer.decode(part[1:]) for part in np.split(tokens, starts[1:])]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_prepared_is_the_text(corpus, tmp_path):
+    out = tmp_path / "made" / "here"
+    manifest = prepare.prepare(str(corpus), out, train_tokenizer=300, validation=0.1, shard_tokens=5000)
+    train, validation = decoded(out, "train"), decoded(out, "validation")
+    texts = texts_of(corpus)
+    assert sorted(train + validation) == sorted(texts)
+    assert train == [text for text in texts if text not in set(validation)]
+    assert 10 < len(validation) < 60
+    assert len(manifest.splits["train"]) > 2
+    assert manifest == Manifest.read(out)
+    assert manifest.source["documents"] == {"train": len(train), "validation": len(validation)}
+    assert manifest.source["sha256"] == hashlib.sha256("".join(texts).encode()).hexdigest()
+    assert manifest.source["bytes"] == len("".join(texts).encode())
+    saved = AutoTokenizer.from_pretrained(out / "tokenizer")
+    assert manifest.tokenizer_sha256 == tokenizers.fingerprint(saved)
+    split = TokenSplit(out)
+    counts = np.load(out / "counts.npy")
+    assert np.array_equal(counts, np.bincount(split.read(0, len(split)), minlength=manifest.vocab_size))
+    assert (counts.dtype, counts[0]) == (np.int64, len(train))
+
+
+def test_any_number_of_processes_gives_the_same_files(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 10_000)
+    manifests = [
+        prepare.prepare(str(corpus), tmp_path / str(n), train_tokenizer=300, validation=0.1, processes=n)
+        for n in (1, 2)
+    ]
+    assert manifests[0] == manifests[1]
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+
+
+def test_the_split_does_not_depend_on_the_order(corpus, tmp_path):
+    prepare.prepare(str(corpus), tmp_path / "a", train_tokenizer=300, validation=0.1)
+    corpus.write_text("".join(sorted(corpus.read_text().splitlines(keepends=True), reverse=True)))
+    prepare.prepare(str(corpus), tmp_path / "b", train_tokenizer=300, validation=0.1)
+    assert sorted(decoded(tmp_path / "a", "validation")) == sorted(decoded(tmp_path / "b", "validation"))
+
+
+def test_a_tokenizer_without_bos_ends_documents_with_eos(tokenizer, tmp_path):
+    with_eos = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eos>")
+    with_eos.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "a.jsonl").write_text('{"text": "the"}\n{"text": ""}\n{"text": "token"}\n')
+    prepare.prepare(
+        str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"), validation=0
+    )
+    split = TokenSplit(tmp_path / "out")
+    assert with_eos.decode(split.read(0, len(split))) == "the<eos>token<eos>"
+    assert split.manifest.source["documents"] == {"train": 2, "validation": 0}
+    assert len(TokenSplit(tmp_path / "out", "validation")) == 0
+
+
+def test_a_text_cannot_spell_a_special_token(tokenizer):
+    (ids,) = encoding.Encoder(tokenizer.backend_tokenizer.to_str(), "uint16")(["<bos>the<eos>"])
+    assert not {0, 1} & set(ids.tolist())
+    assert tokenizer.decode(ids) == "<bos>the<eos>"
+
+
+def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tokenizer, monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 100)
+    draw = np.random.default_rng(1)
+    words = draw.choice(WORDS, 3000)
+    seams = [" ", "\n", "\n\n", " \n ", "\n  ", "\t\n", ".\r\n", "\n "]
+    text = "".join(word + seam for word, seam in zip(words, draw.choice(seams, 3000), strict=True))
+    encoder = encoding.Encoder(tokenizer.backend_tokenizer.to_str(), "uint16")
+    pieces = list(encoder.pieces(text, "train"))
+    assert len(pieces) > 50
+    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert "".join(piece.text for piece in pieces) == text
+    joined = np.concatenate(encoder([piece.text for piece in pieces]))
+    assert np.array_equal(joined, encoder([text])[0])
+
+
+def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
+    backend = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2, "?": 3}, unk_token="?"))
+    backend.normalizer = normalizers.Prepend("▁")
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    encoder = encoding.Encoder(backend.to_str(), "uint16")
+    assert len(list(encoder.pieces("one\ntwo\n three\n" * 9, "train"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ("", {}, r"the source '.*corpus.jsonl' has no text to train on, and 0 documents"),
+        ('{"text": ""}\n', {}, "has no text to train on"),
+        ('{"text": "a"}\n', {"validation": 0.999999}, "and 1 documents to validate with: .*lower"),
+        ('{"text": "\\ud800"}\n', {}, r"corpus.jsonl:1 holds '\\ud800', half of a pair and no text"),
+        ('{"text": "a"}\n{"text": "b\n', {}, "corpus.jsonl:2 is not JSON"),
+        ('{"text": "a"}\n', {"validation": 1.0}, "below 1, not 1.0"),
+        ('{"text": "a"}\n', {"processes": 0}, "at least 1, not 0"),
+        ('{"text": "a"}\n', {"train_tokenizer": 10}, "at least 258 tokens, not 10"),
+        ('{"text": "a"}\n', {"tokenizer": "no-such"}, "the tokenizer 'no-such' cannot be loaded"),
+    ],
+)
+def test_bad_input_leaves_nothing(tmp_path, lines, options, message):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(lines)
+    with pytest.raises(ValueError, match=message):
+        prepare.prepare(str(path), tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_existing_folder_is_used_only_if_empty(corpus, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    prepare.prepare(str(corpus), out, train_tokenizer=300)
+    before = files_of(out)
+    with pytest.raises(ValueError, match="exists and is not an empty folder: remove it"):
+        prepare.prepare(str(corpus), out, train_tokenizer=300)
+    with pytest.raises(ValueError, match="exists and is not an empty folder"):
+        prepare.prepare(str(corpus), corpus)
+    assert files_of(out) == before
+
+
+def test_an_error_in_a_worker_process_is_raised_here(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "_encode_in_worker", len)  # gives no list of ids
+    with pytest.raises(TypeError):
+        prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300, processes=2)
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer):
+    """From 30 MB, where the queues are full, to 90 MB; benchmarks/prepare.py measures to 500 MB."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    code = """
+import re, sys
+from tide_lm.data.prepare import prepare
+prepare(sys.argv[1], sys.argv[2], tokenizer=sys.argv[3], shard_tokens=4_000_000)
+print(*re.findall(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()))
+"""
+    line = json.dumps({"text": " ".join(WORDS * 100)}) + "\n"
+    peaks = []
+    for megabytes in (30, 90):
+        path = tmp_path / f"{megabytes}.jsonl"
+        path.write_text(line * (megabytes * 10**6 // len(line)))
+        command = [sys.executable, "-c", code, path, tmp_path / str(megabytes), tmp_path / "tokenizer"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout) / 1e3)
+    assert peaks[1] - peaks[0] < 45, peaks
+
+
+def test_a_full_disk_leaves_nothing_and_says_where(corpus, tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    code = """
+import resource, sys
+from tide_lm.data.prepare import prepare
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+prepare(sys.argv[1], sys.argv[2], tokenizer=sys.argv[3])
+"""
+    command = [sys.executable, "-c", code, corpus, tmp_path / "out", tmp_path / "tokenizer"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert str(tmp_path / "out") in done.stderr.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {corpus.name, "tokenizer"}
+
+
+@pytest.mark.skipif(not WIKITEXT.exists(), reason="the shared data are not here")
+def test_a_real_corpus_is_read_whole(tmp_path):
+    with lzma.open(WIKITEXT, "rt", encoding="utf-8", newline="") as file:
+        text = file.read()
+    manifest = prepare.prepare(str(WIKITEXT), tmp_path / "out", train_tokenizer=500, validation=0)
+    assert decoded(tmp_path / "out", "train") == [text]
+    assert manifest.source["bytes"] == len(text.encode())
+
+
+@pytest.mark.skipif(not WIKITEXT.exists(), reason="the shared data are not here")
+@pytest.mark.skipif(not importlib.util.find_spec("llama_models"), reason="llama-models is not installed")
+def test_wikitext_in_llama3_tokens(tmp_path):
+    manifest = prepare.prepare(str(WIKITEXT), tmp_path / "out", tokenizer="llama3", validation=0)
+    assert manifest.tokens("train") == 289_076 + 1  # and its BOS
+    assert (manifest.dtype, manifest.vocab_size) == ("uint32", 128_256)
