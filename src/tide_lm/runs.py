@@ -1,11 +1,14 @@
 """What a run leaves behind: results that are written whole or not at all, and say how to repeat them."""
 
+import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,39 @@ def results_folder(run: Path) -> Path:
     folder = run / "results"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+class RunDirectory:
+    """A run's folder: config.json, metrics.jsonl, checkpoints/, results/ and export/."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
+        self.checkpoints, self.export = path / "checkpoints", path / "export"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps a second trainer out for as long as this one lives, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"{self.path} is in use by another trainer: wait for it, or stop it"
+                ) from None
+            yield
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def cut_metrics(self, last_step: int) -> None:
+        """Forgets what was written after a checkpoint, half a last line included: it will come again."""
+        if self.metrics.exists():
+            complete = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+            kept = [line for line in complete if json.loads(line)["step"] <= last_step]
+            write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
 def provenance(seed: int | None = None) -> dict[str, Any]:

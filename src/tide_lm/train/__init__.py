@@ -1,0 +1,1 @@
+"""Training: one process at a time; sharding is applied from outside."""

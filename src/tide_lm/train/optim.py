@@ -1,0 +1,43 @@
+"""The optimiser and its schedule, as in the paper's table of training settings."""
+
+import math
+
+import torch
+from torch import nn
+
+from tide_lm.run_config import OptimSection
+
+TABLE = "memory.weight"
+
+
+def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.AdamW:
+    """AdamW in two groups: the tables with their own learning rate and decay, and all the rest."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = [
+        {
+            "params": [parameter for name, parameter in named if name.endswith(TABLE) is tables],
+            "weight_decay": settings.table_weight_decay if tables else settings.weight_decay,
+            "lr_multiple": settings.table_lr_multiple if tables else 1.0,
+        }
+        for tables in (False, True)
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.max_lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+    )
+
+
+def learning_rate(step: int, steps: int, settings: OptimSection) -> float:
+    """Linear warm-up from `warmup_lr` to `max_lr`, then a cosine down to `min_lr` at the last step."""
+    warmup = settings.warmup_steps
+    if step < warmup:
+        return settings.warmup_lr + (settings.max_lr - settings.warmup_lr) * step / warmup
+    done = (step - warmup) / max(steps - 1 - warmup, 1)
+    return settings.min_lr + (settings.max_lr - settings.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_multiple"]

@@ -1,0 +1,122 @@
+"""Checkpoints are whole or not there, and damage is seen."""
+
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tide_lm.train import checkpoint
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"model.w": torch.full((7, 5), value), "optimizer.exp_avg.w": torch.full((3,), value + 1)}
+
+
+def load(path) -> tuple[dict[str, torch.Tensor], dict]:
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors(0.0).items()}
+    state = checkpoint.load(path, found)
+    return found, state
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    path = checkpoint.save(tmp_path, 30, tensors(2.5), {"step": 30, "loader": {"windows": 9}})
+    assert path.name == "00000030"
+    found, state = load(path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors(2.5).items())
+    assert state == {"step": 30, "loader": {"windows": 9}}
+    assert not list(tmp_path.glob(".*"))
+    assert not [file for file in path.iterdir() if file.suffix not in (".json", ".safetensors")]
+
+
+def test_a_checkpoint_cut_or_changed_at_any_place_is_passed_over(tmp_path):
+    older = checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
+    newer = checkpoint.save(tmp_path, 20, tensors(2), {"step": 20})
+    whole = tmp_path / "whole"
+    shutil.copytree(newer, whole)
+    for file in sorted(whole.iterdir()):
+        size = file.stat().st_size
+        for place in {0, 1, size // 2, size - 1}:
+            for damage in ("cut", "flip", "missing"):
+                shutil.rmtree(newer)
+                shutil.copytree(whole, newer)
+                target = newer / file.name
+                data = bytearray(target.read_bytes())
+                if damage == "cut":
+                    target.write_bytes(data[:place])
+                elif damage == "flip":
+                    data[place] ^= 255
+                    target.write_bytes(data)
+                else:
+                    target.unlink()
+                told: list[str] = []
+                assert checkpoint.newest(tmp_path, told.append) == older, (file.name, place, damage)
+                assert "00000020 is damaged" in told[0]
+
+
+def test_an_unfinished_checkpoint_is_never_seen(tmp_path):
+    (tmp_path / ".00000020.tmp").mkdir()
+    assert checkpoint.newest(tmp_path, print) is None
+    assert checkpoint.newest(tmp_path / "nothing", print) is None
+
+
+def test_saving_again_at_a_step_replaces_it(tmp_path):
+    checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
+    path = checkpoint.save(tmp_path, 10, tensors(4), {"step": 10})
+    assert load(path)[0]["model.w"][0, 0] == 4
+
+
+@pytest.mark.parametrize(
+    ("keep", "keep_every", "left"),
+    [(2, 0, [40, 50]), (1, 20, [20, 40, 50]), (9, 0, [10, 20, 30, 40, 50]), (0, 20, [20, 40])],
+)
+def test_old_checkpoints_are_removed_but_milestones_stay(tmp_path, keep, keep_every, left):
+    for step in (10, 20, 30, 40, 50):
+        checkpoint.save(tmp_path, step, tensors(step), {"step": step})
+    checkpoint.prune(tmp_path, keep, keep_every)
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == left
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
+    code = """
+import sys, pathlib, resource, torch
+from tide_lm.train import checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+checkpoint.save(pathlib.Path(sys.argv[1]), 20, {"model.w": torch.ones(200_000)}, {"step": 20})
+"""
+    ignored = signal.getsignal(signal.SIGXFSZ)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert ignored == signal.getsignal(signal.SIGXFSZ)
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 50_000
+    assert checkpoint.newest(tmp_path, print).name == "00000010"
+    assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == ["00000010"]
+
+
+def test_a_writer_killed_at_any_time_leaves_whole_checkpoints(tmp_path):
+    code = """
+import sys, pathlib, torch
+from tide_lm.train import checkpoint
+for step in range(1, 10**6):
+    tensors = {"model.w": torch.full((300_000,), float(step))}
+    checkpoint.save(pathlib.Path(sys.argv[1]), step, tensors, {"step": step})
+    print(step, flush=True)
+"""
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+        for _ in range(3):
+            writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        told: list[str] = []
+        newest = checkpoint.newest(tmp_path, told.append)
+        assert not told
+        found = {"model.w": torch.zeros(300_000)}
+        state = checkpoint.load(newest, found)
+        assert torch.all(found["model.w"] == state["step"])
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
