@@ -28,12 +28,14 @@ def test_the_estimate_shown_is_the_estimate_printed():
 
 def test_the_demos_numbers_are_those_of_its_json():
     result = json.loads((ROOT / "results" / "cpu" / "demo.json").read_text(encoding="utf-8"))
-    for kind in ("base", "tide"):
-        model = result[kind]
-        row = f"| `{model['preset']}` | {model['parameters']:,} | {model['val_loss']:.3f} |"
-        assert row in README
-    assert f"{result['tide']['val_loss'] - result['base']['val_loss']:+.3f}" in README
-    assert f"{result['tokens']:,} tokens" in README
+    base, tide = result["base"], result["tide"]
+    pairs = {"all": (base["val_loss"], tide["val_loss"])}
+    pairs |= {str(i): (base["loss_by_decile"][i], tide["loss_by_decile"][i]) for i in (0, 9)}
+    for name, (before, after) in pairs.items():
+        assert re.search(
+            rf"\| {name}\b.* \| {before:.3f} \| {after:.3f} \| {after - before:+.3f} \|", README
+        ), name
+    assert f"{base['tokens']:,} tokens" in README
 
 
 def test_every_file_and_command_named_exists():

@@ -1,6 +1,7 @@
 """The command as a user calls it: real processes, their output and exit status."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tide_lm import presets
-from tide_lm.cli import demo, doctor
+from tide_lm.cli import doctor
+from tide_lm.data.shards import TokenSplit
 
 
 def tide_lm(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -100,7 +102,7 @@ def test_doctor_requires_what_the_package_requires():
         (["estimate", "--memory-blocks", "-1"], "greater than or equal to 0"),
         (["estimate", "--memory-block", "1"], "--memory-block"),
         (["train-fast"], "train-fast"),
-        (["demo", "--steps", "0"], "greater than or equal to 1"),
+        (["demo", "--steps", "0"], "greater than or equal to 10"),
     ],
 )
 def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):
@@ -118,25 +120,40 @@ def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_the_demos_held_out_text_is_not_in_its_training_text():
-    training, held_out = demo._texts()
-
-    def long_lines(texts: list[str]) -> set[str]:
-        return {line.strip() for text in texts for line in text.splitlines() if len(line.strip()) > 30}
-
-    assert len(long_lines(held_out)) > 300
-    assert not long_lines(held_out) & long_lines(training)
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory):
+    run = tmp_path_factory.mktemp("demo") / "demo"
+    return run, result_of("demo", "--steps", "12", "--run", str(run))
 
 
-def test_demo_trains_both_models_and_writes_its_numbers(tmp_path):
-    result = result_of("demo", "--steps", "12", "--run", str(tmp_path / "demo"), cwd=tmp_path)
-    written = json.loads((tmp_path / "demo" / "results" / "demo.json").read_text())
+def test_demo_trains_both_models_and_writes_its_numbers(demo_run):
+    run, result = demo_run
+    written = json.loads((run / "results" / "demo.json").read_text())
     assert {key: written[key] for key in result} == result
     assert written["provenance"]["seed"] == 0
     assert result["tide"]["parameters"] > result["base"]["parameters"]
     for kind in ("base", "tide"):
         assert result[kind]["val_loss"] < 8  # a uniform guess over 4,096 tokens is 8.32
-        assert result[kind]["sample"].startswith("The statement")
+        assert len(result[kind]["loss_by_decile"]) == 10
+        assert (run / kind / "export" / "config.json").exists()
+
+
+def test_the_demos_held_out_text_is_not_in_its_training_text(demo_run):
+    """Documents are split whole, and no docstring stands in two of them."""
+    from transformers import AutoTokenizer
+
+    run, _ = demo_run
+    tokenizer = AutoTokenizer.from_pretrained(run / "data" / "tokenizer")
+
+    def paragraphs(split: str) -> set[str]:
+        tokens = TokenSplit(run / "data", split)
+        text = tokenizer.decode(tokens.read(0, len(tokens)))
+        return {part.strip() for part in re.split(r"\n\s*\n", text) if len(part.strip()) > 300}
+
+    held_out = paragraphs("validation")
+    shared = held_out & paragraphs("train")
+    assert len(held_out) > 50
+    assert len(shared) < 0.05 * len(held_out), sorted(shared)[:3]
 
 
 def test_demo_into_a_place_that_cannot_be_written_fails_before_it_trains(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from tide_lm.cli import demo, doctor, estimate, presets
+from tide_lm.cli import demo, doctor, estimate, prepare, presets, train
 
 app = typer.Typer(
     name="tide-lm",
@@ -16,6 +16,8 @@ app = typer.Typer(
 app.command("presets")(presets.command)
 app.command("estimate")(estimate.command)
 app.command("doctor")(doctor.command)
+app.command("train")(train.command)
+app.command("prepare")(prepare.command)
 app.command("demo")(demo.command)
 
 

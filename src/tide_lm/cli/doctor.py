@@ -20,8 +20,9 @@ REQUIRED = {
     "numpy": "2.0",
     "typer": "0.16",
     "rich": "14.0",
+    "tensorboard": "2.19",
 }
-EXTRAS = {"accelerate": "hf", "peft": "hf"}
+EXTRAS = {"accelerate": "hf", "peft": "hf", "datasets": "data", "pyarrow": "data", "wandb": "wandb"}
 
 
 def command(as_json: AsJson = False) -> None:
