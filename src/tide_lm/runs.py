@@ -29,6 +29,15 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
     """Writes `results/<what>.json` of a run directory, with all that is needed to get it again."""
     path = results_folder(run) / f"{what}.json"

@@ -191,7 +191,7 @@ print(*re.findall(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()))
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout) / 1e3)
-    assert peaks[1] - peaks[0] < 45, peaks
+    assert peaks[1] - peaks[0] < 30, peaks
 
 
 def test_a_full_disk_leaves_nothing_and_says_where(corpus, tmp_path, tokenizer):

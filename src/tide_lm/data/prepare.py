@@ -1,7 +1,6 @@
 """Text to token shards: read, split, encode, count, write; all of it, or nothing."""
 
 import hashlib
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tide_lm import runs
 from tide_lm.data import sources, tokenizers
 from tide_lm.data.encoding import Encoder, encode_in_order
 from tide_lm.data.shards import Manifest, ShardWriter, smallest_dtype
@@ -147,19 +147,11 @@ def _new_folder(out: Path) -> Iterator[Path]:
     try:
         yield folder
         for path in (*folder.rglob("*"), folder):
-            _sync(path)
+            runs.sync(path)
         folder.replace(out)
-        _sync(out.parent)
+        runs.sync(out.parent)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(out)  # a full disk does not say where
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ damaged is told by its manifest, which holds size and checksum of every other fi
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from tide_lm import runs
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -35,11 +36,11 @@ def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: 
         # No newline at its end: a manifest that lacks its last byte must not be readable.
         (temporary / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
         for path in [*temporary.iterdir(), temporary]:
-            _sync(path)
+            runs.sync(path)
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
-        _sync(checkpoints)
+        runs.sync(checkpoints)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
@@ -91,14 +92,6 @@ def _finished(checkpoints: Path) -> list[Path]:
 def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _quiet() -> warnings.catch_warnings:
