@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,15 +17,14 @@ from typing import Any
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes under a temporary name, syncs, then renames."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -36,6 +36,53 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def write_folder(final: Path) -> Iterator[Path]:
+    """A folder to fill under a temporary name; synced, it takes the place of `final`, or is removed."""
+    temporary = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        publish(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def publish(folder: Path, final: Path) -> None:
+    """Syncs all of a folder, then gives it its name, in the place of what has it."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+    before = final.with_name(f".{final.name}.before.tmp")
+    shutil.rmtree(before, ignore_errors=True)
+    if final.exists():
+        final.rename(before)
+    folder.rename(final)
+    sync(final.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Holds a lock file for as long as this process lives, however it ends; `busy` is said to another.
+
+    The file is removed in the end.
+    """
+    while True:
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(busy) from None
+            if not os.fstat(file.fileno()).st_nlink:  # its last holder removed it after it was opened here
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
@@ -65,18 +112,29 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keeps a second trainer out for as long as this one lives, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{self.path} is in use by another trainer: wait for it, or stop it"
-                ) from None
+        busy = f"{self.path} is in use by another trainer: wait for it, or stop it"
+        with locked(self.path / "lock", busy):
             yield
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The settings the run was started with, or None where there is no run."""
+        try:
+            return json.loads(self.config.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ValueError(f"{self.config} cannot be read ({error}): put it back") from error
+
+    def last_metrics(self) -> dict[str, Any]:
+        """The newest record, empty if there is none."""
+        lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1] if self.metrics.exists() else []
+        return json.loads(lines[-1]) if lines else {}
 
     def cut_metrics(self, last_step: int) -> None:
         """Forgets what was written after a checkpoint, half a last line included: it will come again."""
@@ -95,7 +153,12 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := installed_version(name))},
-        "machine": {"system": platform.platform(), "cpu": cpu_name(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "gpus": gpu_names(),
+        },
     }
 
 
@@ -105,6 +168,15 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def gpu_names() -> list[str]:
+    """The NVIDIA GPUs of this machine."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return []
 
 
 def cpu_name() -> str:

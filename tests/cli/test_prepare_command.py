@@ -13,6 +13,7 @@ import pytest
 from tide_lm.data.shards import TokenSplit
 
 PREPARE = [sys.executable, "-m", "tide_lm", "prepare"]
+IN_TASKS = ["--out", "out", "--executor", "local", "--tasks", 2]
 
 
 def call(*arguments) -> subprocess.CompletedProcess:
@@ -43,6 +44,28 @@ def test_it_prints_what_it_made(text, tmp_path):
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
 
 
+def test_an_executor_prints_the_same(text, tmp_path):
+    options = ["--train-tokenizer", 300, "--validation", 0.1, "--text-field", "body", "--json"]
+    usual = call(text, "--out", tmp_path / "a", *options)
+    in_tasks = ["--executor", "local", "--tasks", 2, "--executor-option", "workers=1"]
+    done = call(text, "--out", tmp_path / "b", *options, *in_tasks)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {**json.loads(usual.stdout), "folder": str(tmp_path / "b")}
+    assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
+
+
+def test_a_failing_task_is_one_clear_error(text, tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    options = ["--tokenizer", tmp_path / "tokenizer", "--executor", "local", "--tasks", 2]
+    done = call(text, "--out", tmp_path / "out", *options)  # without its --text-field
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: the stage 'encode' failed (")
+    assert "has no field 'text', only 'body'" in last
+    assert str(tmp_path / "out.work" / "logs" / "encode") in last
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_builtin_text_is_the_default(tmp_path):
     done = call("--out", tmp_path / "out", "--train-tokenizer", 258, "--json")
     assert done.returncode == 0, done.stderr
@@ -55,6 +78,19 @@ def test_the_builtin_text_is_the_default(tmp_path):
         (["nowhere"], 2, "Missing option '--out'"),
         (["--out", "out", "--tokenizer", "llama3", "--train-tokenizer", 300], 2, "either --tokenizer or"),
         (["--out", "out", "--train-tokenizer", 257], 2, "258"),
+        (["--out", "out", "--tasks", 2], 2, "are for --executor: add it"),
+        (["--out", "out", "--executor-option", "workers=2"], 2, "are for --executor: add it"),
+        (["--out", "out", "--executor", "ray"], 2, "--executor ray needs the number of tasks: add --tasks N"),
+        (
+            ["--out", "out", "--executor", "pbs", "--tasks", 2],
+            2,
+            "'pbs' is not one of 'local', 'ray', 'slurm'",
+        ),
+        ([*IN_TASKS, "--processes", 2], 2, "with --executor, give --tasks instead"),
+        ([*IN_TASKS, "--executor-option", "workers"], 2, "'workers' is not KEY=VALUE"),
+        ([*IN_TASKS, "--executor-option", "worker=2"], 2, "no option 'worker': did you mean 'workers'?"),
+        (["--out", "out", "--executor", "slurm", "--tasks", 2], 2, "slurm needs time and partition: add"),
+        (["nowhere", *IN_TASKS], 1, "error: there is no text in"),
         (["nowhere", "--out", "out"], 1, "error: there is no text in 'nowhere'"),
     ],
 )
@@ -80,7 +116,7 @@ def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(
     command = [*PREPARE, *map(str, (text, "--out", out, *options))]
     child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not any(file.stat().st_size for file in out.parent.glob(".out.*.tmp/train-00000.bin")):
+    while not any(file.stat().st_size for file in out.parent.glob(".out.tmp/train-00000.bin")):
         assert child.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)

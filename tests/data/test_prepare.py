@@ -30,6 +30,10 @@ def corpus(tmp_path) -> Path:
     return path
 
 
+def sha256(*data: bytes) -> bytes:
+    return hashlib.sha256(b"".join(data)).digest()
+
+
 def texts_of(corpus: Path) -> list[str]:
     return [json.loads(line)["text"] for line in corpus.read_text().split("\n")[:-1]]
 
@@ -60,7 +64,7 @@ def test_what_is_prepared_is_the_text(corpus, tmp_path):
     assert len(manifest.splits["train"]) > 2
     assert manifest == Manifest.read(out)
     assert manifest.source["documents"] == {"train": len(train), "validation": len(validation)}
-    assert manifest.source["sha256"] == hashlib.sha256("".join(texts).encode()).hexdigest()
+    assert manifest.source["sha256"] == sha256(sha256(*(sha256(text.encode()) for text in texts))).hex()
     assert manifest.source["bytes"] == len("".join(texts).encode())
     saved = AutoTokenizer.from_pretrained(out / "tokenizer")
     assert manifest.tokenizer_sha256 == tokenizers.fingerprint(saved)
@@ -163,6 +167,43 @@ def test_an_existing_folder_is_used_only_if_empty(corpus, tmp_path):
     with pytest.raises(ValueError, match="exists and is not an empty folder"):
         prepare.prepare(str(corpus), corpus)
     assert files_of(out) == before
+
+
+def test_what_a_killed_preparer_left_is_removed(corpus, tmp_path):
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / ".out.tmp" / "train-00000.bin").write_bytes(b"half a shard")
+    (tmp_path / ".out.lock").touch()
+    prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300)
+    assert "train-00000.bin" in files_of(tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {corpus.name, "out"}
+
+
+def test_two_preparers_of_one_folder_are_kept_apart(corpus, tmp_path):
+    (tmp_path / ".out.tmp").mkdir()
+    with (
+        prepare.claimed(tmp_path / "out"),
+        pytest.raises(ValueError, match="is being prepared by another process: wait for it"),
+    ):
+        prepare.prepare(str(corpus), tmp_path / "out")
+    assert (tmp_path / ".out.tmp").exists()
+    prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300)
+
+
+def test_an_empty_part_changes_nothing_but_the_parts_of_a_text_count(corpus, tmp_path):
+    lines = corpus.read_text().splitlines(keepends=True)
+    corpus.unlink()
+
+    def sha256_of(*files: str) -> str:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        for number, text in enumerate(files):
+            (folder / f"{number}.jsonl").write_text(text)
+        return prepare.prepare(str(folder), folder / "out", train_tokenizer=300).source["sha256"]
+
+    whole, first, second = "".join(lines), "".join(lines[:100]), "".join(lines[100:])
+    assert sha256_of(whole) == sha256_of("", whole, '{"text": ""}\n')
+    assert sha256_of(first, second) == sha256_of(first, "", second)
+    assert sha256_of(whole) != sha256_of(first, second)
 
 
 def test_an_error_in_a_worker_process_is_raised_here(corpus, tmp_path, monkeypatch):

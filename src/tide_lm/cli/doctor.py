@@ -22,7 +22,15 @@ REQUIRED = {
     "rich": "14.0",
     "tensorboard": "2.19",
 }
-EXTRAS = {"accelerate": "hf", "peft": "hf", "datasets": "data", "pyarrow": "data", "wandb": "wandb"}
+EXTRAS = {
+    "accelerate": "hf",
+    "peft": "hf",
+    "datasets": "data",
+    "datatrove": "data",
+    "pyarrow": "data",
+    "ray": "ray",
+    "wandb": "wandb",
+}
 
 
 def command(as_json: AsJson = False) -> None:

@@ -1,8 +1,10 @@
 """`tide-lm prepare`: text to token shards."""
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +13,16 @@ import typer
 from tide_lm.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
+    from tide_lm.data.prepare import Settings
     from tide_lm.data.shards import Manifest
 
 MOST_PROCESSES = 32  # more would wait for the one that reads and writes
+
+
+class Executor(StrEnum):
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
 
 
 def command(
@@ -49,31 +58,102 @@ def command(
             help="Processes that encode; the result is the same.",
         ),
     ] = None,
+    executor: Annotated[
+        Executor | None,
+        typer.Option(
+            "--executor", help="Run as tasks of datatrove, on many machines; the result is the same."
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option(
+            "--tasks",
+            min=1,
+            help="Tasks for the executor; those beyond the number of files or dataset shards are idle.",
+        ),
+    ] = None,
+    executor_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--executor-option",
+            metavar="KEY=VALUE",
+            help="For datatrove's executor: partition, time, cpus_per_task, workers ...; may be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards to train on, with a validation split, a manifest and token counts."""
     if tokenizer and train_tokenizer:
         raise typer.BadParameter("give either --tokenizer or --train-tokenizer")
-    from tide_lm.data.prepare import prepare
-
-    with _progress(f"Preparing {source}") as progress:
-        manifest = prepare(
-            source,
-            out,
-            tokenizer=tokenizer,
-            train_tokenizer=train_tokenizer or 4096,
-            validation=validation,
-            text_field=text_field,
-            processes=processes or min(os.cpu_count() or 1, MOST_PROCESSES),
-            progress=progress,
+    if executor is None and (tasks or executor_option):
+        raise typer.BadParameter(
+            "--tasks and --executor-option are for --executor: add it, or leave them out"
         )
+    if executor and not tasks:
+        raise typer.BadParameter(f"--executor {executor} needs the number of tasks: add --tasks N")
+    if executor and processes:
+        raise typer.BadParameter("--processes is for one machine: with --executor, give --tasks instead")
+    from tide_lm.data.prepare import Settings, prepare
+
+    asked: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "train_tokenizer": train_tokenizer or 4096,
+        "validation": validation,
+        "text_field": text_field,
+    }
+    if executor and tasks:
+        options = _options(executor_option or [])
+        _prepare_in_tasks(Settings(source, **asked), out, executor, tasks, options, as_json)
+        return
+    with _progress(f"Preparing {source}") as progress:
+        processes = processes or min(os.cpu_count() or 1, MOST_PROCESSES)
+        manifest = prepare(source, out, **asked, processes=processes, progress=progress)
+    _print(manifest, out, as_json)
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Values are JSON, or else text: `cpus_per_task=4`, `time=2:00:00`, `sbatch_args={"account": "me"}`."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise typer.BadParameter(f"--executor-option {pair!r} is not KEY=VALUE: write it as time=2:00:00")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+def _prepare_in_tasks(
+    settings: "Settings", out: Path, executor: Executor, tasks: int, options: dict[str, Any], as_json: bool
+) -> None:
+    from tide_lm.data.distributed import OptionError, Submitted, prepare
+
+    typer.echo(f"Preparing {settings.source} ...", err=True)
+    try:
+        made = prepare(settings, out, executor=executor.value, tasks=tasks, options=options)
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not isinstance(made, Submitted):
+        _print(made, out, as_json)
+    elif as_json:
+        print_json({"jobs": made.jobs, "logs": str(made.logs), "folder": str(out)})
+    else:
+        typer.echo(f"Slurm jobs {', '.join(made.jobs)}: {out} will appear when the last has ended.")
+        typer.echo(
+            f"Logs: {made.logs}. If a job fails, mend the cause and give the same call again to go on."
+        )
+
+
+def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
     result = _result(manifest, out)
     if as_json:
         print_json(result)
-    else:
-        rows = [(name, _cell(value)) for name, value in result.items() if name != "sha256"]
-        print_table(f"Prepared {source}", ["what", "value"], rows, numbers=False)
-        typer.echo(f"sha256 of the text: {result['sha256']}")
+        return
+    rows = [(name, _cell(value)) for name, value in result.items() if name != "sha256"]
+    print_table(f"Prepared {manifest.source['source']}", ["what", "value"], rows, numbers=False)
+    typer.echo(f"sha256 of the text: {result['sha256']}")
 
 
 @contextmanager

@@ -29,23 +29,34 @@ class Piece(NamedTuple):
 
 
 class Encoder:
-    """A tokenizer without special tokens: where a text spells one, it is encoded as any other text."""
+    """A tokenizer without special tokens: where a text spells one, it is encoded as any other text.
 
-    def __init__(self, tokenizer_json: str, dtype: str) -> None:
+    A document is BOS and its tokens, or its tokens and EOS without a BOS.
+    """
+
+    def __init__(
+        self, tokenizer_json: str, dtype: str, bos: int | None = None, eos: int | None = None
+    ) -> None:
         from tokenizers import Tokenizer
 
-        self._json, self._dtype = tokenizer_json, dtype
+        self._made_from, self._dtype = (tokenizer_json, dtype, bos, eos), dtype
+        self._first = np.array([] if bos is None else [bos], dtype)
+        self._last = np.array([] if eos is None or len(self._first) else [eos], dtype)
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.encode_special_tokens = True
         whole, *parts = self(["one\ntwo\n three", "one\n", "two\n", " three"])
         self._may_cut = np.array_equal(whole, np.concatenate(parts))
 
-    def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str]]:
-        return Encoder, (self._json, self._dtype)
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str, int | None, int | None]]:
+        return Encoder, self._made_from
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def tokens(self, piece: Piece, ids: np.ndarray) -> np.ndarray:
+        """A piece's ids, with what begins or ends its document."""
+        return np.concatenate([self._first[: piece.begins], ids, self._last[: piece.ends]])
 
     def pieces(self, text: str, split: str) -> Iterator[Piece]:
         """A document in pieces whose ids, joined, are those of the whole; most are one piece.
@@ -75,7 +86,7 @@ def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def encode_in_order(
     pieces: Iterable[Piece], encoder: Encoder, processes: int
 ) -> Iterator[list[tuple[Piece, np.ndarray]]]:
-    """Pieces with their ids, a batch at a time.
+    """Pieces with their tokens, a batch at a time.
 
     One process encodes with the tokenizer's own threads, several with one thread each. Batches are read
     while others are encoded, but no more than keep every worker busy.
@@ -93,15 +104,18 @@ def encode_in_order(
         for batch in batches(pieces):
             waiting.append((batch, executor.submit(encode, [piece.text for piece in batch])))
             if len(waiting) > processes + 1:
-                yield _joined(*waiting.popleft())
+                yield _joined(encoder, *waiting.popleft())
         while waiting:
-            yield _joined(*waiting.popleft())
+            yield _joined(encoder, *waiting.popleft())
     finally:
         executor.shutdown(cancel_futures=True)
 
 
-def _joined(batch: list[Piece], ids: Future[list[np.ndarray]]) -> list[tuple[Piece, np.ndarray]]:
-    return list(zip(batch, ids.result(), strict=True))
+def _joined(
+    encoder: Encoder, batch: list[Piece], encoded: Future[list[np.ndarray]]
+) -> list[tuple[Piece, np.ndarray]]:
+    pairs = zip(batch, encoded.result(), strict=True)
+    return [(piece, encoder.tokens(piece, ids)) for piece, ids in pairs]
 
 
 _encoder_of_worker: Encoder

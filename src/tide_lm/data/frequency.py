@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .shards import Manifest
+from tide_lm.data.shards import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .shards import TokenSplit
+from tide_lm.data.shards import TokenSplit
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 _ROUNDS = 8

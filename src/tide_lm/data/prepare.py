@@ -1,157 +1,175 @@
 """Text to token shards: read, split, encode, count, write; all of it, or nothing."""
 
-import hashlib
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import numpy as np
 
 from tide_lm import runs
 from tide_lm.data import sources, tokenizers
+from tide_lm.data.corpus import SPLITS, Corpus, Tally
 from tide_lm.data.encoding import Encoder, encode_in_order
-from tide_lm.data.shards import Manifest, ShardWriter, smallest_dtype
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-SPLITS = ("train", "validation")
-DEFAULT_VOCABULARY = 4096
+from tide_lm.data.shards import Manifest, Shard, ShardWriter, smallest_dtype
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked for. Without a `tokenizer`, one of `train_tokenizer` tokens is trained on the text."""
+
+    source: str
+    tokenizer: str | None = None
+    train_tokenizer: int = 4096
+    validation: float = 0.005
+    text_field: str = "text"
+    shard_tokens: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"the validation split is a fraction of at least 0 and below 1, not {self.validation}"
+            )
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What shards say of their tokenizer."""
+
+    dtype: str
+    vocab_size: int
+    tokenizer_sha256: str
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+
+def _nobody(documents: int, tokens: int) -> None:
+    pass
 
 
 def prepare(
     source: str,
     out: str | Path,
     *,
-    tokenizer: str | None = None,
-    train_tokenizer: int = DEFAULT_VOCABULARY,
-    validation: float = 0.005,
-    text_field: str = "text",
+    tokenizer: str | None = Settings.tokenizer,
+    train_tokenizer: int = Settings.train_tokenizer,
+    validation: float = Settings.validation,
+    text_field: str = Settings.text_field,
     processes: int = 1,
-    shard_tokens: int = 100_000_000,
-    progress: Progress = lambda documents, tokens: None,
+    shard_tokens: int = Settings.shard_tokens,
+    progress: Progress = _nobody,
 ) -> Manifest:
     """Writes the source's text as token shards into the new folder `out`.
 
-    The tokenizer is the named one; without a name, one of `train_tokenizer` tokens is trained on the
-    training documents. `progress` is told the documents read and the tokens written so far.
+    `progress` is told the documents read and the tokens written so far.
     """
-    if not 0 <= validation < 1:
-        raise ValueError(f"the validation split is a fraction of at least 0 and below 1, not {validation}")
+    settings = Settings(source, tokenizer, train_tokenizer, validation, text_field, shard_tokens)
     if processes < 1:
         raise ValueError(f"the number of processes is at least 1, not {processes}")
-    corpus = Corpus(source, text_field, validation)
-    with _new_folder(Path(out).absolute()) as folder:
-        if tokenizer is None:
-            training = (text for text, split in Corpus(source, text_field, validation) if split == "train")
-            fast = tokenizers.train(training, train_tokenizer)
-        else:
-            fast = tokenizers.load(tokenizer)
-        fast.save_pretrained(folder / "tokenizer")
-        manifest = _write_shards(folder, corpus, fast, processes, shard_tokens, progress)
-        manifest.write(folder)
-    return manifest
+    parts = sources.parts(source, text_field)
+    out = Path(out).absolute()
+    with claimed(out), runs.write_folder(out) as folder:
+        vocabulary = save_tokenizer(settings, parts, folder)
+        writers = {split: ShardWriter(folder, split, vocabulary.dtype, shard_tokens) for split in SPLITS}
+        corpus = Corpus(parts, validation)
+        counts = write_tokens(corpus, folder, vocabulary, writers, processes, progress)
+        splits = {split: writer.finish() for split, writer in writers.items()}
+        return complete(folder, settings, vocabulary, corpus.tally, counts, splits)
 
 
-class Corpus:
-    """The documents of a source and the split of each, counted and hashed on their way.
-
-    The split depends on the text alone: any order gives the same one, and equal texts share it.
-    """
-
-    def __init__(self, source: str, text_field: str, validation: float) -> None:
-        self.source, self.text_field, self.validation = source, text_field, validation
-        self.documents = dict.fromkeys(SPLITS, 0)
-        self.bytes = 0
-        self.sha256 = hashlib.sha256()
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        for name, text in sources.documents(self.source, self.text_field):
-            try:
-                data = text.encode()
-            except UnicodeEncodeError as error:
-                half = text[error.start]
-                raise ValueError(
-                    f"{name} holds {half!r}, half of a pair and no text: mend or remove it"
-                ) from None
-            if not data:
-                continue
-            held_out = int.from_bytes(hashlib.sha256(data).digest()[-4:]) < self.validation * 2**32
-            split = SPLITS[held_out]
-            self.documents[split] += 1
-            self.bytes += len(data)
-            self.sha256.update(data)
-            yield text, split
-
-    def record(self) -> dict[str, Any]:
-        """What the manifest says of it, once it was read."""
-        return {
-            "source": self.source,
-            "text_field": self.text_field,
-            "validation": self.validation,
-            "documents": self.documents,
-            "bytes": self.bytes,
-            "sha256": self.sha256.hexdigest(),
-        }
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Checks that `out` is free, and keeps other preparers from it."""
+    check_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    busy = f"{out} is being prepared by another process: wait for it, or choose another --out"
+    with runs.locked(out.with_name(f".{out.name}.lock"), busy):
+        check_free(out)  # again, since another may have made it meanwhile
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(out)  # a full disk does not say where
+            raise
 
 
-def _write_shards(
-    folder: Path,
+def check_free(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder: remove it, or choose another --out")
+
+
+def save_tokenizer(settings: Settings, parts: Sequence[sources.Part], folder: Path) -> Vocabulary:
+    """Trains or loads the tokenizer, and puts it into the folder."""
+    if settings.tokenizer is None:
+        training = (text for text, split in Corpus(parts, settings.validation) if split == "train")
+        tokenizer = tokenizers.train(training, settings.train_tokenizer)
+    else:
+        tokenizer = tokenizers.load(settings.tokenizer)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return Vocabulary(
+        smallest_dtype(tokenizers.vocab_size(tokenizer)),
+        tokenizers.vocab_size(tokenizer),
+        tokenizers.fingerprint(tokenizer),
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+    )
+
+
+class TokenWriter(Protocol):
+    def add(self, tokens: np.ndarray, ends: bool) -> None:
+        """Takes a document, or a part of one whose last part `ends` it."""
+
+
+def write_tokens(
     corpus: Corpus,
-    tokenizer: "PreTrainedTokenizerFast",
-    processes: int,
-    shard_tokens: int,
-    progress: Progress,
-) -> Manifest:
-    """Writes shards and counts. A document is BOS and its tokens, or its tokens and EOS without a BOS."""
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    counts = np.zeros(tokenizers.vocab_size(tokenizer), np.int64)
-    dtype = smallest_dtype(len(counts))
-    first = np.array([] if bos is None else [bos], dtype)
-    last = np.array([] if eos is None or len(first) else [eos], dtype)
-    writers = {split: ShardWriter(folder, split, dtype, shard_tokens) for split in SPLITS}
-    encoder = Encoder(tokenizers.plain_backend(tokenizer).to_str(), dtype)
+    folder: Path,
+    vocabulary: Vocabulary,
+    writers: Mapping[str, TokenWriter],
+    processes: int = 1,
+    progress: Progress = _nobody,
+) -> np.ndarray:
+    """Encodes with the folder's tokenizer, gives each split to its writer, and counts the training tokens."""
+    tokenizer_json = (folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8")
+    encoder = Encoder(tokenizer_json, vocabulary.dtype, vocabulary.bos_token_id, vocabulary.eos_token_id)
     pieces = (piece for document in corpus for piece in encoder.pieces(*document))
+    counts = np.zeros(vocabulary.vocab_size, np.int64)
     written = 0
     for batch in encode_in_order(pieces, encoder, processes):
-        for piece, ids in batch:
-            tokens = np.concatenate([first[: piece.begins], ids, last[: piece.ends]])
+        for piece, tokens in batch:
             writers[piece.split].add(tokens, ends=piece.ends)
             written += len(tokens)
             if piece.split == "train":
                 np.add.at(counts, tokens, 1)
-        progress(sum(corpus.documents.values()), written)
+        progress(sum(corpus.tally.documents.values()), written)
+    return counts
+
+
+def complete(
+    folder: Path,
+    settings: Settings,
+    vocabulary: Vocabulary,
+    tally: Tally,
+    counts: np.ndarray,
+    splits: Mapping[str, tuple[Shard, ...]],
+) -> Manifest:
+    """Adds counts and manifest to a folder of shards."""
     if not counts.any():
         raise ValueError(
-            f"the source {corpus.source!r} has no text to train on, and {corpus.documents['validation']:,} "
+            f"the source {settings.source!r} has no text to train on, and {tally.documents['validation']:,} "
             "documents to validate with: give one with more text, or lower the validation split"
         )
     np.save(folder / "counts.npy", counts)
-    splits = {split: writer.finish() for split, writer in writers.items()}
-    fingerprint = tokenizers.fingerprint(tokenizer)
-    return Manifest(dtype, len(counts), fingerprint, bos, eos, corpus.record(), splits)
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name when all is on disk, and is removed if anything fails."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: remove it, or choose another --out")
-    folder = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-        for path in (*folder.rglob("*"), folder):
-            runs.sync(path)
-        folder.replace(out)
-        runs.sync(out.parent)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(out)  # a full disk does not say where
-        raise
+    source = {
+        "source": settings.source,
+        "text_field": settings.text_field,
+        "validation": settings.validation,
+        "documents": tally.documents,
+        "bytes": tally.bytes,
+        "sha256": tally.sha256(),
+    }
+    manifest = Manifest(**asdict(vocabulary), source=source, splits=splits)
+    manifest.write(folder)
+    return manifest

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` holds. `tokenizer_sha256` is that of the tokenizer's tokenizer.json."""
+    """What `manifest.json` holds. `tokenizer_sha256` is that of the tokenizer's tokenizer.json.
+
+    The sha256 in `source` is that of the digests of the text's parts (files, or shards of a dataset), and a
+    part's digest is that of its documents' digests; what holds no text is left out.
+    """
 
     dtype: str
     vocab_size: int
@@ -72,41 +76,61 @@ def smallest_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
+def stored(dtype: str) -> np.dtype:
+    """The token type as it is on disk, on any machine."""
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def is_full(tokens: int, shard_tokens: int) -> bool:
+    """Whether a shard that has so many tokens at the end of a document ends there."""
+    return tokens >= shard_tokens
+
+
+class ShardFile:
+    """One shard on its way to disk, hashed as it is written."""
+
+    def __init__(self, folder: Path, split: str, number: int, dtype: str) -> None:
+        self.name, self.tokens = f"{split}-{number:05d}.bin", 0
+        self._dtype = stored(dtype)
+        self._file = (folder / self.name).open("wb")
+        self._hash = hashlib.sha256()
+
+    def add(self, tokens: np.ndarray) -> None:
+        data = np.ascontiguousarray(tokens, dtype=self._dtype).tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self.tokens += len(tokens)
+
+    def close(self, documents: int) -> Shard:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return Shard(self.name, self.tokens, documents, self._hash.hexdigest())
+
+
 class ShardWriter:
     """Writes one split in shards of about `shard_tokens` tokens, each ending with a document."""
 
     def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = 100_000_000) -> None:
-        self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
-        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
         self.done: list[Shard] = []
-        self._file: BinaryIO | None = None
+        self._open: ShardFile | None = None
 
     def add(self, tokens: np.ndarray, ends: bool = True) -> None:
         """Appends a document, or a part of one whose last part `ends` it."""
-        if self._file is None:
-            self._name = f"{self.split}-{len(self.done):05d}.bin"
-            self._file = (self.folder / self._name).open("wb")
-            self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
-        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
-        self._file.write(data)
-        self._hash.update(data)
-        self._tokens += len(tokens)
+        if self._open is None:
+            self._open = ShardFile(self.folder, self.split, len(self.done), self.dtype)
+            self._documents = 0
+        self._open.add(tokens)
         self._documents += ends
-        if ends and self._tokens >= self.shard_tokens:
-            self._end_shard()
+        if ends and is_full(self._open.tokens, self.shard_tokens):
+            self.finish()
 
     def finish(self) -> tuple[Shard, ...]:
-        if self._file is not None:
-            self._end_shard()
+        if self._open is not None:
+            self.done.append(self._open.close(self._documents))
+            self._open = None
         return tuple(self.done)
-
-    def _end_shard(self) -> None:
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self.done.append(Shard(self._name, self._tokens, self._documents, self._hash.hexdigest()))
 
 
 class TokenSplit:
@@ -117,7 +141,7 @@ class TokenSplit:
         if split not in self.manifest.splits:
             raise ValueError(f"{folder} has no split {split!r}: it has {', '.join(self.manifest.splits)}")
         self.folder, self.split = folder, split
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        dtype = stored(self.manifest.dtype)
         self._maps = []
         for shard in self.manifest.splits[split]:
             path = folder / shard.file

@@ -1,22 +1,25 @@
 """Documents to prepare: the built-in text, local files, or a dataset of the Hugging Face Hub.
 
 A document is a pair of its name and its text. The name says where it is from, as in `news.jsonl:17`.
+A source is a list of parts, its files or its dataset's shards, which can be read apart from one another.
 """
 
 import glob
 import gzip
-import importlib
 import io
 import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
 from tide_lm.data import builtin
+from tide_lm.data.optional import require
 
 Document = tuple[str, str]
 
@@ -24,15 +27,27 @@ _FORMAT = re.compile(r"\.(?:(?P<plain>txt|jsonl)(?:\.gz|\.xz|\.zst)?|parquet)\Z"
 _PARQUET_ROWS = 256
 
 
-def documents(source: str, text_field: str = "text") -> Iterator[Document]:
-    """The documents of `builtin`, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in a fixed order."""
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a source. It can be pickled, to be read in another process or on another machine."""
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+
+
+def parts(source: str, text_field: str = "text") -> list[Part]:
+    """The parts of `builtin`, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in a fixed order."""
     if source == "builtin":
-        yield from builtin.documents()
-    elif source.startswith("hf:"):
-        yield from _hub(source, text_field)
-    else:
-        for path in files(source):
-            yield from _file(path, text_field)
+        return [Part(source, builtin.documents)]
+    if source.startswith("hf:"):
+        return _shards(source, text_field)
+    return [Part(str(path), partial(_file, path, text_field)) for path in files(source)]
+
+
+def documents(source: str, text_field: str = "text") -> Iterator[Document]:
+    """The documents of all parts, one after another."""
+    for part in parts(source, text_field):
+        yield from part.documents()
 
 
 def files(source: str) -> list[Path]:
@@ -79,9 +94,9 @@ def _jsonl(path: Path, field: str) -> Iterator[Document]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[Document]:
-    pyarrow = _optional("pyarrow", "a .parquet file")
+    pyarrow = require("pyarrow", "a .parquet file")
     with _naming(path, pyarrow.ArrowException):
-        file = _optional("pyarrow.parquet", "a .parquet file").ParquetFile(path)
+        file = require("pyarrow.parquet", "a .parquet file").ParquetFile(path)
         _text(dict.fromkeys(file.schema_arrow.names, ""), field, str(path))  # fails if there is no such field
         row = 0
         for batch in file.iter_batches(_PARQUET_ROWS, columns=[field]):
@@ -90,11 +105,22 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
                 yield name, _text(record, field, name)
 
 
-def _hub(source: str, field: str) -> Iterator[Document]:
+def _shards(source: str, field: str) -> list[Part]:
     dataset, _, config = source.removeprefix("hf:").partition(":")
-    load = _optional("datasets", f"the source {source!r}").load_dataset
-    for row, record in enumerate(load(dataset, config or None, split="train", streaming=True), 1):
-        name = f"{source}:{row}"
+    load = require("datasets", f"the source {source!r}").load_dataset
+    whole = load(dataset, config or None, split="train", streaming=True)
+    count = whole.num_shards
+    return [
+        Part(f"{source}, shard {shard} of {count}", partial(_shard, whole, shard, source, field))
+        for shard in range(count)
+    ]
+
+
+def _shard(whole: Any, shard: int, source: str, field: str) -> Iterator[Document]:
+    """One of the dataset's own shards; in their order, they are the dataset in its order."""
+    where = f" of shard {shard}" if whole.num_shards > 1 else ""
+    for row, record in enumerate(whole.shard(whole.num_shards, shard), 1):
+        name = f"{source}:{row}{where}"
         yield name, _text(record, field, name)
 
 
@@ -106,7 +132,7 @@ def _open(path: Path) -> IO[bytes]:
             return lzma.open(path)
         case ".zst":
             # The package zstandard takes a file that was cut short for a whole one; pyarrow does not.
-            stream = _optional("pyarrow", "a .zst file").input_stream(str(path), compression="zstd")
+            stream = require("pyarrow", "a .zst file").input_stream(str(path), compression="zstd")
             return io.BufferedReader(stream)
         case _:
             return path.open("rb")
@@ -146,13 +172,3 @@ def _text(record: Any, field: str, name: str) -> str:
             "or name another field with --text-field"
         )
     return text
-
-
-def _optional(module: str, use: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ValueError(
-            f"{use} needs the package {package} ({error}): pip install 'tide-lm[data]'"
-        ) from error

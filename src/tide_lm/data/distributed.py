@@ -1,0 +1,224 @@
+"""The stages of a preparation through datatrove: on this machine, or on a Ray or a Slurm cluster.
+
+All machines see the same disk and have tide-lm installed. What is made is, byte for byte, what the usual
+way makes.
+
+For a task whose process is killed from outside, as for want of memory, datatrove waits for ever on `local`
+and `ray`: stop the call and give it again.
+"""
+
+import difflib
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tide_lm import __version__, runs
+from tide_lm.data import sources
+from tide_lm.data.optional import require
+from tide_lm.data.prepare import Settings, claimed, save_tokenizer
+from tide_lm.data.shards import Manifest
+from tide_lm.data.stages import Assemble, Encode, Finish, Work, WorkingFolder
+
+EXECUTORS = {
+    "local": "LocalPipelineExecutor",
+    "ray": "RayPipelineExecutor",
+    "slurm": "SlurmPipelineExecutor",
+}
+# What this file decides, or what would leave tasks out.
+_NO_OPTIONS = {
+    "self",
+    "pipeline",
+    "tasks",
+    "depends",
+    "logging_dir",
+    "skip_completed",
+    "local_tasks",
+    "local_rank_offset",
+    "job_id_retriever",
+}
+
+
+class OptionError(ValueError):
+    """An option that the executor does not have, or one that it lacks."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """Slurm jobs that wait for one another; the last makes the folder."""
+
+    jobs: list[str]
+    logs: Path
+
+
+def prepare(
+    settings: Settings, out: str | Path, *, executor: str, tasks: int, options: Mapping[str, Any]
+) -> Manifest | Submitted:
+    """Writes the source's text as token shards into the new folder `out`, or leaves that to Slurm.
+
+    `options` go to datatrove's executor. Each task reads parts of the source (files, or a dataset's shards)
+    that follow one another; tasks beyond their number have nothing to encode. After a failure, the same call
+    goes on with the tasks that are left.
+    """
+    check_options(executor, options)
+    out = Path(out).absolute()
+    parts = sources.parts(_absolute(settings.source), settings.text_field)
+    folder = WorkingFolder(out)
+    with claimed(out):
+        _start(folder, settings, parts, tasks)
+        stages = {
+            "encode": (Encode(folder, parts), tasks),
+            "assemble": (Assemble(folder), tasks),
+            "finish": (Finish(folder), 1),
+        }
+        if executor == "slurm":
+            return _submit(folder, stages, options)
+        with _ray() if executor == "ray" else nullcontext():
+            _run(folder, stages, executor, options)
+        shutil.rmtree(folder.path)
+        return Manifest.read(out)
+
+
+def check_options(executor: str, options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(_executor(executor)).parameters
+    known = [name for name in parameters if name not in _NO_OPTIONS]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            raise OptionError(f"the executor {executor} has no option {name!r}: {hint}")
+    needed = [name for name in known if parameters[name].default is inspect.Parameter.empty]
+    if missing := [name for name in needed if name not in options]:
+        cure = " ".join(f"--executor-option {name}=..." for name in missing)
+        raise OptionError(f"the executor {executor} needs {' and '.join(missing)}: add {cure}")
+
+
+def _executor(name: str) -> Any:
+    if name == "ray":
+        require("ray", "--executor ray", extra="ray")
+    return getattr(require("datatrove.executor", f"--executor {name}"), EXECUTORS[name])
+
+
+def _absolute(source: str) -> str:
+    """Tasks may run in other folders than this process."""
+    return source if source == "builtin" or source.startswith("hf:") else str(Path(source).absolute())
+
+
+def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Part], tasks: int) -> None:
+    """Makes the working folder, or goes on with that of the same call."""
+    asked: dict[str, Any] = {"settings": settings, "parts": [part.name for part in parts]}
+    asked |= {"tasks": tasks, "version": __version__}
+    if folder.is_started():
+        found = folder.read()
+        if other := [name for name, value in asked.items() if getattr(found, name) != value]:
+            raise ValueError(
+                f"{folder.path} holds unfinished work with other {' and '.join(other)}: "
+                "give the same call again to finish it, or remove the folder"
+            )
+        _check_no_job_is_left(folder)
+        return
+    folder.make()
+    try:
+        folder.start(Work(**asked, vocabulary=save_tokenizer(settings, parts, folder.result)))
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _run(
+    folder: WorkingFolder, stages: Mapping[str, tuple[Any, int]], executor: str, options: Mapping[str, Any]
+) -> None:
+    """One stage after another, each to its end."""
+    if executor == "local":
+        options = {"workers": os.cpu_count(), **options}
+    for stage, (step, tasks) in stages.items():
+        logs = folder.logs / stage
+        run = _executor(executor)(pipeline=[step], tasks=tasks, logging_dir=str(logs), **options)
+        try:
+            run.run()
+        except Exception as error:
+            raise _failure(folder, stage, str(error) or repr(error)) from error
+        if left := run.get_incomplete_ranks(skip_completed=True):  # the Ray executor raises nothing
+            raise _failure(folder, stage, _last_line(logs / "logs" / f"task_{left[0]:05d}.log"))
+
+
+def _failure(folder: WorkingFolder, stage: str, cause: str) -> ValueError:
+    return ValueError(
+        f"the stage {stage!r} failed ({cause}): its logs are in {folder.logs / stage / 'logs'}; "
+        f"give the same call again to go on, or remove {folder.path} to start anew"
+    )
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8").split("\n") if log.exists() else []
+    return next(
+        (line for line in reversed(lines) if line.strip()), "a task was killed before it could say why"
+    )
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """Connected to the cluster that Ray finds (RAY_ADDRESS), or to one on this machine."""
+    ray = require("ray", "--executor ray", extra="ray")
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init()
+    try:
+        yield
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _submit(
+    folder: WorkingFolder, stages: Mapping[str, tuple[Any, int]], options: Mapping[str, Any]
+) -> Submitted:
+    """Hands all stages to Slurm, each to start when the one before has ended well."""
+    if shutil.which("sbatch") is None:
+        raise ValueError("--executor slurm calls sbatch, which is not here: run it where jobs are submitted")
+    options = dict(options)
+    name = options.pop("job_name", folder.out.name)
+    # A job whose predecessor failed would wait for ever.
+    arguments = {"kill-on-invalid-dep": "yes", **(options.pop("sbatch_args", None) or {})}
+    if not {"env_command", "condaenv", "venv_path"} & set(options):
+        options["env_command"] = f'export PATH="{Path(sys.executable).parent}:$PATH"'
+    jobs: list[Any] = []
+    for stage, (step, tasks) in stages.items():
+        job = _executor("slurm")(
+            pipeline=[step],
+            tasks=tasks,
+            logging_dir=str(folder.logs / stage),
+            job_name=f"{name}-{stage}",
+            sbatch_args=arguments,
+            depends=jobs[-1] if jobs else None,
+            **options,
+        )
+        jobs.append(job)
+    try:
+        jobs[-1].run()  # and those that it depends on
+    except subprocess.CalledProcessError as error:
+        raise ValueError(
+            f"sbatch refused (exit status {error.returncode}, its words are above): change --executor-option"
+        ) from error
+    finally:
+        ids = [str(job.job_id) for job in jobs if job.job_id not in (None, -1)]
+        runs.write_atomically(folder.jobs, json.dumps(ids))
+    return Submitted(ids, folder.logs)
+
+
+def _check_no_job_is_left(folder: WorkingFolder) -> None:
+    if not folder.jobs.exists() or shutil.which("squeue") is None:
+        return
+    ids = json.loads(folder.jobs.read_text())
+    command = ["squeue", "--noheader", f"--jobs={','.join(ids)}"]
+    if ids and subprocess.run(command, capture_output=True, text=True).stdout.strip():
+        raise ValueError(
+            f"jobs of {folder.path} are still in Slurm's queue: wait for them, or `scancel {' '.join(ids)}`"
+        )

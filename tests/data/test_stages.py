@@ -1,0 +1,48 @@
+"""Shards assembled from what tasks encoded are those that one writer cuts."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tide_lm.data import stages
+from tide_lm.data.shards import ShardFile, ShardWriter
+
+DOCUMENT = st.integers(1, 9)  # its tokens
+
+
+@settings(deadline=None)
+@given(
+    tasks=st.lists(st.lists(DOCUMENT, max_size=6), min_size=1, max_size=5),
+    shard_tokens=st.integers(1, 30),
+    chunk=st.integers(1, 7),
+)
+def test_shards_are_cut_as_one_writer_cuts_them(tmp_path_factory, tasks, shard_tokens, chunk):
+    folder = tmp_path_factory.mktemp("stages")
+    (folder / "one").mkdir()
+    (folder / "many").mkdir()
+    writer = ShardWriter(folder / "one", "train", "uint16", shard_tokens)
+    token = 0
+    for task, documents in enumerate(tasks):
+        (folder / str(task)).mkdir()
+        stream_writer = stages.StreamWriter(folder / str(task), "train", "uint16")
+        for length in documents:
+            tokens, token = np.arange(token, token + length), token + length
+            writer.add(tokens)
+            half = length // 2
+            stream_writer.add(tokens[:half], ends=False)
+            stream_writer.add(tokens[half:], ends=True)
+        stream_writer.close()
+    wanted = writer.finish()
+
+    stream = stages.Stream([folder / str(task) for task in range(len(tasks))], "train", "uint16")
+    before, stages.CHUNK_TOKENS = stages.CHUNK_TOKENS, chunk
+    try:
+        made = tuple(
+            stream.copy(stretch, ShardFile(folder / "many", "train", number, "uint16"))
+            for number, stretch in enumerate(stream.shards(shard_tokens))
+        )
+    finally:
+        stages.CHUNK_TOKENS = before
+    assert made == wanted
+    for shard in wanted:
+        assert (folder / "many" / shard.file).read_bytes() == (folder / "one" / shard.file).read_bytes()
