@@ -1,6 +1,6 @@
 import pytest
 
-from tide_lm.run_config import OptimSection, RunConfig, TrainSection, differences
+from tide_lm.run_config import OptimSection, RunConfig, differences, is_fixed
 
 SHORT = ["optim.warmup_steps=10"]
 
@@ -9,7 +9,26 @@ def test_the_defaults_are_the_papers_recipe():
     optim = OptimSection()
     assert (optim.max_lr, optim.min_lr, optim.warmup_lr, optim.warmup_steps) == (1e-4, 1e-5, 1e-6, 10_000)
     assert (optim.weight_decay, optim.beta1, optim.beta2, optim.z_loss) == (0.1, 0.9, 0.95, 1e-6)
-    assert RunConfig.load(None, SHORT).data.sequence == 2048
+    paper = RunConfig.load(None, ["model.preset=tide-8e-1b"])
+    assert paper.optim == optim
+    assert (paper.data.sequence, paper.train.batch) == (2048, 8)
+    assert 0 <= paper.train.steps * 8 * 2048 - 200e9 < 8 * 2048
+
+
+def test_a_tiny_preset_has_its_own_recipe_and_settings_win_over_it():
+    tiny = RunConfig.load(None)
+    assert tiny.optim.warmup_steps * 10 <= tiny.train.steps < 10_000
+    assert (tiny.data.sequence, tiny.optim.max_lr) == (128, 3e-3)
+    chosen = RunConfig.load(None, ["optim.max_lr=0.5", "train.batch=16"])
+    assert (chosen.optim.max_lr, chosen.optim.min_lr, chosen.train.batch) == (0.5, tiny.optim.min_lr, 16)
+
+
+def test_a_resumed_run_keeps_its_settings_and_new_ones_win():
+    run = RunConfig.load(None, [*SHORT, "model.preset=base-tiny", "train.seed=3"]).to_dict()
+    assert RunConfig.load(None, resumed=run).to_dict() == run
+    assert differences(RunConfig.from_dict(run), RunConfig.load(None, ["train.seed=4"], run)) == [
+        "train.seed: 3 -> 4"
+    ]
 
 
 def test_a_file_is_read_and_settings_win_over_it(tmp_path):
@@ -33,7 +52,16 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("train.steps=many", "train.steps is 'many': it must be of type int"),
         ("train.steps=1.5", "train.steps is 1.5"),
         ("train.steps=true", "train.steps is True"),
-        ("train.steps=-1", "must not be negative"),
+        ("train.steps=-1", "must be finite and not negative"),
+        ("optim.max_lr=nan", "optim.max_lr is nan"),
+        ("optim.max_lr=inf", "optim.max_lr is inf"),
+        ("train.keep=0", "train.keep is 0: it must be at least 1"),
+        ("optim.beta2=1", "they must be below 1"),
+        ("optim.min_lr=1", "the schedule falls from the second to the first"),
+        ("train.batch=0", "train.batch is 0"),
+        ("train.log_every=0", "train.log_every is 0"),
+        ("model.preset=3", "unknown preset '3'"),
+        ("model.preset=tide-8e-1B", "did you mean 'tide-8e-1b'"),
         ("train.dtype=float16", "use one of 'float32', 'bfloat16'"),
         ("train.compile=1", "train.compile is 1: it must be of type bool"),
         ("train.steps", "write section.key=value"),
@@ -52,12 +80,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"run\.toml"):
         RunConfig.load(tmp_path / "run.toml")
     (tmp_path / "run.toml").write_text("train = 3")
-    with pytest.raises(ValueError, match="train is 3: it must be a section"):
-        RunConfig.load(tmp_path / "run.toml")
+    for settings in ([], ["train.seed=1"]):
+        with pytest.raises(ValueError, match="train is 3: it must be a section"):
+            RunConfig.load(tmp_path / "run.toml", settings)
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name():
+    assert RunConfig.load(None, ["data.path=2024-01-01"]).data.path == "2024-01-01"
+    assert RunConfig.load(None, ['data.path="a b"']).data.path == "a b"
 
 
 def test_differences_are_listed():
     old, new = RunConfig.load(None, SHORT), RunConfig.load(None, [*SHORT, "train.seed=4"])
     assert differences(old, new) == ["train.seed: 0 -> 4"]
     assert differences(old, old) == []
-    assert TrainSection() == old.train
+    assert is_fixed("train.seed: 0 -> 4")
+    assert is_fixed("model.preset: 'a' -> 'b'")
+    assert not is_fixed("optim.max_lr: 1.0 -> 2.0")

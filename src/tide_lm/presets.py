@@ -2,7 +2,9 @@
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tide_lm.config import ModelConfig
 
@@ -11,11 +13,25 @@ PAPER_BLOCKS = (2, 4, 8, 16, 24)
 
 @dataclass(frozen=True)
 class Preset:
-    """A named model. Fields of `model` that the paper does not state are our assumption."""
+    """A named model. Fields of `model` that the paper does not state are our assumption.
+
+    `recipe` holds the settings of a run, by section, that suit it better than the paper's.
+    """
 
     name: str
     model: ModelConfig
     stated: frozenset[str] = frozenset()
+    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def _short_recipe(sequence: int, max_lr: float, warmup_steps: int) -> dict[str, dict[str, Any]]:
+    """For a run of minutes: higher rates and a short warm-up."""
+    rates = {"max_lr": max_lr, "min_lr": max_lr / 10, "warmup_lr": max_lr / 100}
+    return {
+        "data": {"sequence": sequence},
+        "optim": {**rates, "warmup_steps": warmup_steps},
+        "train": {"steps": 10 * warmup_steps, "checkpoint_every": 500},
+    }
 
 
 def _paper(hidden: int, layers: int, heads: int, ffn: int, head_dim: int = 64) -> ModelConfig:
@@ -53,6 +69,10 @@ _SIZES = {
     "1b": _paper(hidden=2_048, layers=24, heads=32, ffn=3_520),
     "3b": _paper(hidden=3_072, layers=28, heads=24, ffn=8_192, head_dim=128),
 }
+_RECIPES = {
+    "tiny": _short_recipe(sequence=128, max_lr=3e-3, warmup_steps=100),
+    "small": _short_recipe(sequence=512, max_lr=1e-3, warmup_steps=500),
+}
 # What the paper states, by size: fields, and numbers of blocks.
 _STATED_FIELDS = {
     "350m": {"vocab_size", "max_position_embeddings"},
@@ -77,7 +97,8 @@ def get(name: str) -> Preset:
     stated = set(_STATED_FIELDS.get(size, ()))
     if blocks in _STATED_BLOCKS.get(size, ()):
         stated.add("num_memory_blocks")
-    return Preset(name, replace(_SIZES[size], num_memory_blocks=blocks), frozenset(stated))
+    model = replace(_SIZES[size], num_memory_blocks=blocks)
+    return Preset(name, model, frozenset(stated), _RECIPES.get(size, {}))
 
 
 def names() -> list[str]:

@@ -2,29 +2,42 @@
 
 import dataclasses
 import difflib
+import math
 import tomllib
-import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from tide_lm import presets
+from tide_lm.config import ModelConfig
+
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A preset, and what differs from it."""
+    """A preset, and what differs from it. A `vocab_size` of 0 is the preset's."""
 
     preset: str = "tide-4e-tiny"
+    vocab_size: int = 0
     memory_gain_init: float = 1.0
     tie_word_embeddings: bool = True
+
+    def shape(self) -> ModelConfig:
+        model = presets.get(self.preset).model
+        return dataclasses.replace(
+            model,
+            vocab_size=self.vocab_size or model.vocab_size,
+            tie_word_embeddings=self.tie_word_embeddings,
+        )
 
 
 @dataclass(frozen=True)
 class DataSection:
-    """Prepared data, and the length of a training sequence."""
+    """Prepared data, the length of a training sequence, and whether to check the shards' checksums first."""
 
     path: str = "data/builtin"
     sequence: int = 2048
+    verify: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,17 +52,25 @@ class OptimSection:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    clip_norm: float = 1.0
+    clip_norm: float = 1.0  # 0: no clipping
     z_loss: float = 1e-6
     table_lr_multiple: float = 1.0
     table_weight_decay: float = 0.1
 
+    @property
+    def table_policy(self) -> str:
+        """How the tables are trained, in words."""
+        return f"learning rate x{self.table_lr_multiple:g}, decay {self.table_weight_decay:g}, dense AdamW"
+
 
 @dataclass(frozen=True)
 class TrainSection:
-    """How long, in what pieces, and what is kept."""
+    """How long, in what pieces, and what is kept.
 
-    steps: int = 1_000
+    So many steps are the paper's 200B tokens, with the batch of its section 2.
+    """
+
+    steps: int = 12_207_032
     batch: int = 8
     micro_batch: int = 8
     seed: int = 0
@@ -59,7 +80,7 @@ class TrainSection:
     log_every: int = 10
     validate_every: int = 500
     validation_sequences: int = 64
-    checkpoint_every: int = 500
+    checkpoint_every: int = 5_000
     keep: int = 2
     keep_every: int = 0
     record_gradients: bool = False
@@ -67,9 +88,23 @@ class TrainSection:
     wandb: bool = False
 
 
+# What a run that has begun cannot change, besides its model.
+_FIXED = ("data.sequence", "train.seed", "train.record_gradients")
+_AT_LEAST_ONE = (
+    "data.sequence",
+    "train.steps",
+    "train.batch",
+    "train.micro_batch",
+    "train.log_every",
+    "train.validation_sequences",
+    "train.checkpoint_every",
+    "train.keep",
+)
+
+
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run depends on."""
+    """Everything a run depends on. The defaults are the paper's recipe; `load` adds that of the preset."""
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -77,17 +112,29 @@ class RunConfig:
     train: TrainSection = field(default_factory=TrainSection)
 
     def __post_init__(self) -> None:
+        for name in _AT_LEAST_ONE:
+            section, _, key = name.partition(".")
+            if (value := getattr(getattr(self, section), key)) < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
         if self.optim.warmup_steps * 10 > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps is {self.optim.warmup_steps:,} and train.steps is {self.train.steps:,}: "
                 "warm up for at most a tenth of the run"
+            )
+        if max(self.optim.beta1, self.optim.beta2) >= 1:
+            raise ValueError(
+                f"optim.beta1 is {self.optim.beta1} and beta2 is {self.optim.beta2}: they must be below 1"
+            )
+        if self.optim.min_lr > self.optim.max_lr:
+            raise ValueError(
+                f"optim.min_lr is {self.optim.min_lr} and max_lr is {self.optim.max_lr}: "
+                "the schedule falls from the second to the first"
             )
         if self.train.batch % self.train.micro_batch:
             raise ValueError(
                 f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}: "
                 "the second must divide the first"
             )
-
         if self.train.record_gradients and self.train.compile:
             raise ValueError(
                 "train.record_gradients cannot look into a compiled model: turn train.compile off"
@@ -103,8 +150,16 @@ class RunConfig:
         return cls(**{name: _section(sections[name], name, given) for name, given in values.items()})
 
     @classmethod
-    def load(cls, file: Path | None, overrides: Iterable[str] = ()) -> "RunConfig":
-        """A TOML file, and `section.key=value` settings that win over it."""
+    def load(
+        cls,
+        file: Path | None,
+        overrides: Iterable[str] = (),
+        resumed: Mapping[str, Any] | None = None,
+    ) -> "RunConfig":
+        """A TOML file, and `section.key=value` settings that win over it.
+
+        What neither names is as in the run that is `resumed`, or else in the preset's recipe.
+        """
         values: dict[str, Any] = {}
         if file is not None:
             try:
@@ -116,8 +171,20 @@ class RunConfig:
             section, dot, key = name.partition(".")
             if not equals or not dot:
                 raise ValueError(f"{override!r} is not a setting: write section.key=value")
-            values.setdefault(section, {})[key] = _parse(text)
+            value = _parse(text, get_type_hints(get_type_hints(cls).get(section, cls)).get(key))
+            values[section] = {**_mapping(section, values.get(section, {})), key: value}
+        model = _mapping("model", values.get("model", {}))
+        preset = _checked("model.preset", model.get("preset", ModelSection.preset), str)
+        below = presets.get(preset).recipe if resumed is None else resumed
+        for section, defaults in below.items():
+            values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
         return cls.from_dict(values)
+
+
+def is_fixed(difference: str) -> bool:
+    """Whether a line of `differences` is of a setting that a run keeps from its first step."""
+    name = difference.partition(":")[0]
+    return name.startswith("model.") or name in _FIXED
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -131,20 +198,25 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     ]
 
 
-def _parse(text: str) -> Any:
-    """A TOML value; anything that is none is a string."""
+def _parse(text: str, wanted: Any) -> Any:
+    """A TOML value; anything that is none is a string, and so is what must be one."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if wanted is str and not isinstance(value, str) else value
 
 
 def _section(kind: type, name: str, values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{name} is {values!r}: it must be a section of settings")
     hints = get_type_hints(kind)
-    _refuse_unknown(values, hints, f"setting of {name}")
+    _refuse_unknown(_mapping(name, values), hints, f"setting of {name}")
     return kind(**{key: _checked(f"{name}.{key}", value, hints[key]) for key, value in values.items()})
+
+
+def _mapping(section: str, values: Any) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{section} is {values!r}: it must be a section of settings")
+    return values
 
 
 def _checked(name: str, value: Any, wanted: Any) -> Any:
@@ -152,13 +224,12 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
         if value not in get_args(wanted):
             raise ValueError(f"{name} is {value!r}: use one of {', '.join(map(repr, get_args(wanted)))}")
         return value
-    assert not isinstance(wanted, types.UnionType)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not wanted:
         raise ValueError(f"{name} is {value!r}: it must be of type {wanted.__name__}")
-    if wanted in (int, float) and value < 0:
-        raise ValueError(f"{name} is {value!r}: it must not be negative")
+    if wanted in (int, float) and not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}: it must be finite and not negative")
     return value
 
 

@@ -1,7 +1,11 @@
 """A run that is killed, stopped or damaged ends as if nothing had happened."""
 
+import contextlib
 import json
+import os
+import pty
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tide_lm.run_config import RunConfig
+from tide_lm.train.dry_run import activation_bytes
 from tide_lm.train.trainer import Trainer
 
 STEPS = 24
@@ -100,7 +105,8 @@ def test_what_people_watch_is_written(whole_run):
     events = EventAccumulator(str(whole_run / "tensorboard")).Reload()
     losses = {event.step: event.value for event in events.Scalars("loss")}
     assert losses[STEPS] == pytest.approx(metrics(whole_run)[-1]["loss"])
-    assert "validation/common/loss" in events.Tags()["scalars"]
+    assert {"validation/common/loss", "validation/loss_by_decile/9"} <= set(events.Tags()["scalars"])
+    assert "sample/text_summary" in events.Tags()["tensors"]
     card = (whole_run / "export" / "README.md").read_text()
     validation = json.loads((whole_run / "results" / "validation.json").read_text())
     assert f"{validation['loss']:.4f}" in card
@@ -144,7 +150,7 @@ def test_a_terminated_run_saves_and_goes_on(settings, whole_run, tmp_path):
     assert victim.wait() == 0
     victim.stderr.close()
     assert "stopped by a signal at step" in rest
-    done = train(settings, run, "--resume")
+    done = train([], run, "--resume")  # needs no settings
     assert "resumed from step" in done.stderr
     assert_same_end(run, whole_run)
 
@@ -157,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over(settings, whole_run, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-100])
     done = train(settings, run, "--resume")
     assert done.returncode == 0, done.stderr
-    assert "00000024 is damaged" in done.stderr
+    assert "00000024 is damaged (model-00001-of-00001.safetensors is not as it was written)" in done.stderr
     assert "resumed from step 20" in done.stderr
     assert_same_end(run, whole_run)
 
@@ -169,6 +175,9 @@ def test_an_existing_run_a_changed_setting_and_a_second_trainer_are_refused(sett
     changed = train([*settings, "optim.max_lr=0.004"], whole_run, "--resume")
     assert changed.returncode == 1
     assert "optim.max_lr: 0.003 -> 0.004" in changed.stderr
+    fixed = train(["train.seed=1", "model.preset=base-tiny"], whole_run, "--resume", "--allow-changes")
+    assert fixed.returncode == 1
+    assert "model.preset: 'tide-2e-tiny' -> 'base-tiny'\n  train.seed: 0 -> 1" in fixed.stderr
 
     run, endless = tmp_path / "run", [*settings, "train.steps=1000000"]
     first = subprocess.Popen(command(endless, run), stderr=subprocess.PIPE, text=True)
@@ -190,6 +199,52 @@ def test_accumulation_changes_no_gradient(settings, tmp_path):
     assert first_steps(1) == pytest.approx(first_steps(4), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "train.compile=true",
+        "train.dtype=bfloat16",
+        "train.activation_checkpointing=true",
+        "optim.clip_norm=0",
+    ],
+)
+def test_what_saves_time_or_memory_learns_the_same(settings, tmp_path, setting):
+    def losses(*more: str) -> list[float]:
+        config = RunConfig.load(None, [*settings, "train.record_gradients=false", *more])
+        trainer = Trainer(config, tmp_path / "run", print)
+        return [_loss_and_norm(trainer)[0] for _ in range(4)]
+
+    expected = losses("optim.clip_norm=1000") if "clip" in setting else losses()
+    assert losses(setting) == pytest.approx(expected, rel=2e-3 if "bfloat16" in setting else 1e-5)
+
+
+def test_the_step_can_be_sharded_from_outside(settings, tmp_path):
+    """Two steps of FSDP2, on one rank, are those of no sharding at all."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    config = RunConfig.load(None, [*settings, "train.record_gradients=false"])
+    plain = Trainer(config, tmp_path / "run", print)
+    expected = [_loss_and_norm(plain) for _ in range(2)]
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+
+        def shard(objective):
+            for layer in objective.model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(objective, mesh=mesh)
+
+        sharded = Trainer(config, tmp_path / "run", print, shard=shard)
+        found = [_loss_and_norm(sharded) for _ in range(2)]
+        weights = {name: value.full_tensor() for name, value in sharded.model.named_parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert found == [pytest.approx(step, rel=1e-5) for step in expected]
+    for name, value in plain.model.named_parameters():
+        assert torch.allclose(weights[name], value, atol=1e-5), name
+
+
 def _loss_and_norm(trainer: Trainer) -> tuple[float, float]:
     record = trainer._train_step()
     trainer.step += 1
@@ -201,17 +256,157 @@ def test_losses_that_are_not_finite_end_the_run_with_step_and_place(settings, tm
     with torch.no_grad():
         trainer.model.model.norm.weight[0] = float("nan")
     before = trainer.model.lm_head.weight.clone()
-    with pytest.raises(ValueError, match=r"not finite 3 times in a row, last at step 3 \(windows up to 12"):
+    with pytest.raises(ValueError, match=r"step 3 is not finite .*windows 8 to 11 .*3 times in a row"):
         trainer.train()
     assert torch.equal(trainer.model.lm_head.weight, before)
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])["loss"] is None
 
 
-def test_a_dry_run_writes_nothing(settings, tmp_path):
-    done = train(settings, tmp_path / "run", "--dry-run")
+def test_one_batch_that_is_not_finite_is_left_out_of_weights_and_records(settings, tmp_path):
+    told: list[str] = []
+    trainer = Trainer(RunConfig.load(None, settings), tmp_path / "run", told.append)
+    norm = trainer.model.model.norm.weight
+    kept = norm.detach().clone()
+    with torch.no_grad():
+        norm[0] = float("nan")
+    assert trainer._train_step()["loss"] is None
+    assert "step 1 is not finite (loss nan, gradient norm nan; windows 0 to 3 of the order)" in told[0]
+    with torch.no_grad():
+        norm.copy_(kept)
+    trainer._train_step()
+    assert trainer.non_finite == 0
+    assert all(squared.isfinite().all() for squared in trainer.gradients.squared.values())
+
+
+def test_a_finished_run_can_be_resumed_and_keeps_its_numbers(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    shutil.rmtree(run / "export")
+    done = train([], run, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    before, after = (json.loads((path / "results/validation.json").read_text()) for path in (whole_run, run))
+    before.pop("provenance"), after.pop("provenance")
+    assert after == before
+    assert json.loads(done.stdout)["loss"] == before["loss"]
+    assert_same_end(run, whole_run)
+    fewer = train(["train.steps=20"], run, "--resume", "--allow-changes")
+    assert "stands at step 24, and train.steps is 20" in fewer.stderr
+
+
+def test_a_run_can_be_ended_where_it_stands(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    shutil.rmtree(run / "checkpoints" / "00000024")
+    done = train(["train.steps=20"], run, "--resume", "--allow-changes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 20
+    assert metrics(run)[-1]["step"] == 20
+
+
+def test_milestones_stay_and_left_overs_go(settings, tmp_path):
+    left_over = tmp_path / "run" / "checkpoints" / ".00000003.tmp"
+    left_over.mkdir(parents=True)
+    done = train([*settings, "train.keep=1", "train.keep_every=7"], tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["00000007", "00000014", "00000021", "00000024"]
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint(settings, whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    shutil.rmtree(run / "checkpoints" / "00000024")
+    call = shlex.join(command([], run, "--resume"))
+    done = subprocess.run(["bash", "-c", f"ulimit -f 1000; exec {call}"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["00000020"]
+
+
+def test_an_interrupt_saves_and_a_second_one_does_not_wait(settings, tmp_path):
+    endless = [*settings, "train.steps=1000000", "train.validate_every=0"]
+    victim = subprocess.Popen(command(endless, tmp_path / "run"), stderr=subprocess.PIPE, text=True)
+    for line in victim.stderr:
+        if line.startswith("step 3/"):
+            break
+    victim.send_signal(signal.SIGINT)
+    assert "stopped by a signal" in victim.stderr.read()
+    assert victim.wait() == 0
+    victim.stderr.close()
+    assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_what_is_not_there_cannot_be_resumed(tmp_path):
+    done = train([], tmp_path / "run", "--resume")
+    assert done.returncode == 2
+    assert "to resume" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, prepared, tmp_path):
+    done = train(settings, tmp_path / "run", "--dry-run", "--json")
     result = json.loads(done.stdout)
     assert result["config"]["train"]["steps"] == STEPS
     assert result["tokens"] == STEPS * 4 * 32
+    trainer = Trainer(RunConfig.load(None, settings), tmp_path / "other", print)
+    parameters = trainer.model.num_parameters()
+    assert sum(result["parameters"].values()) == parameters
+    assert result["bytes"]["moments"] == 8 * parameters
+    ids, _ = trainer.loader.next_batch()
+    assert result["first_batch"]["shape"] == list(ids.shape)
+    assert result["first_batch"]["first_ids"] == ids[0, :16].tolist()
+    assert trainer.inputs.tokenizer.decode(ids[0]).startswith(result["first_batch"]["first_text"])
+
+    shown = train(settings, tmp_path / "run", "--dry-run").stdout
+    for text in (
+        "optim.max_lr",
+        f"{result['parameters']['tables']:,}",
+        "First batch: [4, 32]",
+        "dense AdamW",
+    ):
+        assert text in shown
     assert not (tmp_path / "run").exists()
+
+
+def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tmp_path):
+    config = RunConfig.load(None, settings)
+    trainer = Trainer(config, tmp_path / "run", print)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in trainer.model.parameters()}
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept, so that no address comes twice
+        return tensor
+
+    ids, targets = (part[:2] for part in trainer.loader.next_batch())
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        trainer.objective(ids, targets)
+    real = sum(size for size, _ in saved.values())
+    manifest = trainer.inputs.manifest
+    assert activation_bytes(config, manifest) == pytest.approx(real, rel=0.05)
+    with_less = RunConfig.load(None, [*settings, "train.activation_checkpointing=true"])
+    assert activation_bytes(with_less, manifest) < 0.5 * real
+
+
+def test_a_bar_is_shown_on_a_terminal_only(settings, tmp_path):
+    leader, follower = pty.openpty()
+    victim = subprocess.Popen(command(settings, tmp_path / "run"), stderr=follower, stdout=subprocess.PIPE)
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when its last writer is
+        while part := os.read(leader, 4096):
+            shown += part
+    victim.communicate()
+    os.close(leader)
+    text = shown.decode()
+    assert "━" in text
+    assert f"{STEPS}/{STEPS}" in text
+    assert "tokens/s" in text
+    assert "━" not in train(settings, tmp_path / "other").stderr
 
 
 @pytest.mark.parametrize(
@@ -221,6 +416,8 @@ def test_a_dry_run_writes_nothing(settings, tmp_path):
         ("model.preset=tide-2e-tin", 2, "did you mean"),
         ("data.path=nowhere", 1, "tide-lm prepare"),
         ("train.batch=40000", 1, "lower the batch"),
+        ("data.sequence=1000000", 1, "(validation) has"),
+        ("model.vocab_size=100", 1, "set model.vocab_size="),
     ],
 )
 def test_a_wrong_setting_is_named_and_nothing_is_written(settings, tmp_path, setting, status, message):
@@ -240,3 +437,21 @@ def test_a_damaged_shard_is_named(settings, prepared, tmp_path):
     done = train([*settings, f"data.path={json.dumps(str(data))}"], tmp_path / "run")
     assert done.returncode == 1
     assert "train-00000.bin is damaged" in done.stderr
+
+
+def test_a_tokenizer_that_is_not_that_of_the_shards_is_named(settings, prepared, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    path = data / "tokenizer" / "tokenizer.json"
+    path.write_text(path.read_text().replace("[", " [", 1))
+    done = train([*settings, f"data.path={json.dumps(str(data))}"], tmp_path / "run")
+    assert done.returncode == 1
+    assert "tokenizer.json is not the tokenizer of the shards" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_vocabulary_can_be_that_of_the_data(settings, prepared, tmp_path):
+    config = RunConfig.load(None, [*settings, "model.preset=base-tiny", "model.vocab_size=5000"])
+    trainer = Trainer(config, tmp_path / "run", print)
+    assert trainer.model.lm_head.weight.shape[0] == 5000
+    assert config.model.shape().vocab_size == 5000

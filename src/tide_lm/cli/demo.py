@@ -3,6 +3,7 @@
 The text is the documentation that every installation carries: no network is needed.
 """
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.progress import training_progress
 from tide_lm.run_config import RunConfig
 
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
@@ -27,10 +29,11 @@ def command(
     """Train a base and a TIDE model on the same real text and compare them; a few minutes on two cores."""
     started = time.monotonic()
     runs.results_folder(run)
-    data = _prepare(run / "data")
-    result: dict[str, Any] = {"steps": steps}
-    for kind, preset in PRESETS.items():
-        result[kind] = _train(preset, data, run / kind, steps)
+    with runs.locked(run / "lock", f"{run} is in use by another demo: wait for it, or choose another --run"):
+        data = _prepare(run / "data")
+        result: dict[str, Any] = {"steps": steps}
+        for kind, preset in PRESETS.items():
+            result[kind] = _train(preset, data, run / kind, steps)
     result["seconds"] = round(time.monotonic() - started, 1)
     path = runs.write_result(run, "demo", result, seed=0)
     if as_json:
@@ -52,31 +55,37 @@ def _prepare(folder: Path) -> Path:
 
 
 def settings(preset: str, data: Path, steps: int) -> RunConfig:
-    """Both models' settings; only the preset differs. The rates suit a model this small."""
-    return RunConfig.from_dict(
-        {
-            "model": {"preset": preset},
-            "data": {"path": str(data), "sequence": 128},
-            "optim": {"max_lr": 3e-3, "min_lr": 3e-4, "warmup_lr": 3e-5, "warmup_steps": steps // 10},
-            "train": {
-                "steps": steps,
-                "log_every": 50,
-                "validate_every": steps,
-                "validation_sequences": 256,
-                "checkpoint_every": steps,
-            },
-        }
+    """Both models' settings: their preset's recipe, for so many steps. Only the preset differs."""
+    return RunConfig.load(
+        None,
+        [
+            f"model.preset={preset}",
+            f"data.path={json.dumps(str(data))}",
+            f"optim.warmup_steps={steps // 10}",
+            f"train.steps={steps}",
+            "train.log_every=50",
+            f"train.validate_every={steps}",
+            "train.validation_sequences=256",
+            f"train.checkpoint_every={steps}",
+        ],
     )
 
 
 def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
     from tide_lm.train.trainer import Trainer
 
+    config = settings(preset, data, steps)
+    before = runs.RunDirectory(run).read_config()
+    if run.exists() and (before or {}).get("data", {}).get("path") != config.data.path:
+        raise ValueError(f"{run} is not of the demo: move it, or choose another --run")
     shutil.rmtree(run, ignore_errors=True)
     typer.echo(f"Training {preset} ...", err=True)
     started = time.monotonic()
-    trainer = Trainer(settings(preset, data, steps), run, lambda line: typer.echo(f"  {line}", err=True))
-    validation = trainer.train()
+    with training_progress(steps) as (tell, advance):
+        trainer = Trainer(config, run, tell, advance)
+        validation = trainer.train()
+    if not validation:
+        raise typer.Abort  # stopped by a signal
     return {
         "preset": preset,
         "parameters": trainer.model.num_parameters(),

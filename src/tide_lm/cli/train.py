@@ -1,13 +1,13 @@
 """`tide-lm train`: prepared tokens in, a Hugging Face folder out."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tide_lm import estimate, presets
-from tide_lm.cli.output import AsJson, print_json
+from tide_lm import runs
+from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.progress import training_progress
 from tide_lm.run_config import RunConfig
 
 
@@ -27,29 +27,46 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Train a base or a TIDE model on prepared data; resumable to the bit."""
+    before = runs.RunDirectory(run).read_config() if resume else None
+    if resume and before is None and config is None and not settings:
+        raise typer.BadParameter(f"there is no run in {run} to resume: name it with --run")
     try:
-        chosen = RunConfig.load(config, settings or ())
-        shape = presets.get(chosen.model.preset).model
+        chosen = RunConfig.load(config, settings or (), before)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if dry_run:
-        resident, tables = estimate.adam_bytes(shape)
-        print_json(
-            {
-                "config": chosen.to_dict(),
-                "parameters": estimate.count_parameters(shape).total,
-                "adam_bytes": resident + tables,
-                "flops_per_token": estimate.train_flops(shape, chosen.data.sequence),
-                "tokens": chosen.train.steps * chosen.train.batch * chosen.data.sequence,
-            }
-        )
+        from tide_lm.train.dry_run import dry_run as try_out
+
+        result = try_out(chosen)
+        print_json(result) if as_json else _print_dry_run(result)
         return
 
     from tide_lm.train.trainer import Trainer
 
-    trainer = Trainer(chosen, run, lambda line: typer.echo(line, err=True))
-    validation = trainer.train(resume, allow_changes)
+    with training_progress(chosen.train.steps) as (tell, advance):
+        validation = Trainer(chosen, run, tell, advance, resume, allow_changes).train()
     if as_json:
         print_json(validation)
     elif validation:
-        typer.echo(f"validation loss {json.dumps(validation['loss'])} after {trainer.step:,} steps, in {run}")
+        typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
+
+
+def _print_dry_run(result: dict[str, Any]) -> None:
+    settings = [
+        (f"{section}.{key}", value)
+        for section, values in result["config"].items()
+        for key, value in values.items()
+    ]
+    print_table("Settings", ["setting", "value"], settings, numbers=False)
+    costs = [
+        *((f"parameters, {part}", f"{count:,}") for part, count in result["parameters"].items()),
+        *((f"memory, {part}", f"{count / 1e9:,.3f} GB") for part, count in result["bytes"].items()),
+        ("FLOPs a token", f"{result['flops_per_token']:.3e}"),
+        ("tokens", f"{result['tokens']:,}"),
+        ("epochs of the data", f"{result['epochs']:,}"),
+    ]
+    print_table("Costs", ["what", "cost"], costs)
+    typer.echo(f"Tables: {result['table_policy']}")
+    first = result["first_batch"]
+    typer.echo(f"First batch: {first['shape']}, {first['distinct_tokens']:,} distinct tokens; it begins")
+    typer.echo(f"{first['first_ids']}\n{first['first_text']!r}")

@@ -8,13 +8,15 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tide_lm import runs
 
@@ -24,43 +26,47 @@ STATE = "state.json"
 
 def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
     """Writes `checkpoints/<step>/`, whole or not at all."""
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    final, temporary = checkpoints / f"{step:08d}", checkpoints / f".{step:08d}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        with _quiet():
-            dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(temporary)), no_dist=True)
-        (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
+    final = checkpoints / f"{step:08d}"
+    with runs.write_folder(final) as folder:
+        with _plain_errors(final):
+            dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
+        (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
         # No newline at its end: a manifest that lacks its last byte must not be readable.
-        (temporary / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
-        for path in [*temporary.iterdir(), temporary]:
-            runs.sync(path)
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
-        runs.sync(checkpoints)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (folder / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
     return final
 
 
 def load(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Fills the given tensors in place and returns the state."""
-    with _quiet():
+    with _plain_errors(checkpoint):
         dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
 
 
 def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are named through `tell` and passed over."""
-    for path in sorted(_finished(checkpoints), reverse=True):
+    """The newest checkpoint that is whole, or None if there is none at all.
+
+    Damaged ones are named through `tell` and passed over; if all are, that is an error.
+    """
+    found = sorted(_finished(checkpoints), reverse=True)
+    for path in found:
         fault = find_fault(path)
         if fault is None:
             return path
-        tell(f"{path} is damaged ({fault}): using the one before it")
+        tell(f"{path} is damaged ({fault}): passed over")
+    if found:
+        raise ValueError(
+            f"every checkpoint in {checkpoints} is damaged: put one back, or remove them to begin again"
+        )
     return None
+
+
+def remove_after(checkpoints: Path, step: int) -> None:
+    """Removes checkpoints of later steps, and what a killed process left half-written."""
+    later = [path for path in _finished(checkpoints) if int(path.name) > step]
+    for path in [*later, *checkpoints.glob(".*.tmp")]:
+        shutil.rmtree(path)
 
 
 def find_fault(checkpoint: Path) -> str | None:
@@ -94,6 +100,12 @@ def _describe(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _quiet() -> warnings.catch_warnings:
-    """Without torch's remark that a single process saves and loads alone."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
+@contextmanager
+def _plain_errors(checkpoint: Path) -> Iterator[None]:
+    """Names the checkpoint and the cause, which torch wraps; without its remark on a single process."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            yield
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        raise OSError(f"{checkpoint}: {cause}") from error

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
+from tide_lm import runs
 from tide_lm.model import TideForCausalLM
 
 
@@ -20,12 +21,13 @@ class GradientRecorder:
         self.model = model
         embeddings = model.get_input_embeddings()
         self._input_VD = torch.zeros_like(embeddings.weight)
-        self.squared = {
-            "embedding_input": embeddings.weight.new_zeros(len(embeddings.weight)),
-            "embedding_head": embeddings.weight.new_zeros(len(embeddings.weight)),
-        }
+        shapes = dict.fromkeys(("embedding_input", "embedding_head"), self._input_VD.shape[:1])
         if model.model.memory is not None:
-            self.squared["tables"] = embeddings.weight.new_zeros(model.model.memory.weight.shape[:2])
+            shapes["tables"] = model.model.memory.weight.shape[:2]
+        # In float64: a long run adds to a sum that is far larger than what is added.
+        self.squared = {
+            name: self._input_VD.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
+        }
         embeddings.register_forward_hook(self._watch)
 
     def _watch(self, module: Any, args: tuple[torch.Tensor, ...], output_BTD: torch.Tensor) -> None:
@@ -38,18 +40,26 @@ class GradientRecorder:
     @torch.no_grad()
     def collect(self) -> None:
         """Takes in one step's gradients, which must still be on the parameters."""
+        self._add("embedding_input", self._input_VD)
         head = self.model.lm_head.weight
         tied = head is self.model.get_input_embeddings().weight
         assert head.grad is not None
-        head_VD = head.grad - self._input_VD if tied else head.grad
-        self.squared["embedding_input"] += self._input_VD.square().sum(-1)
-        self.squared["embedding_head"] += head_VD.square().sum(-1)
+        self._add("embedding_head", head.grad - self._input_VD if tied else head.grad)
         memory = self.model.model.memory
         if memory is not None and memory.weight.grad is not None:
-            self.squared["tables"] += memory.weight.grad.square().sum(-1)
+            self._add("tables", memory.weight.grad)
+        self.forget()
+
+    def forget(self) -> None:
+        """Leaves the present step out."""
         self._input_VD.zero_()
 
-    def write(self, results: Path) -> None:
-        temporary = results / ".gradients.tmp"
-        save_file(self.squared, temporary)
-        temporary.replace(results / "gradients.safetensors")
+    def _add(self, name: str, gradient: torch.Tensor) -> None:
+        self.squared[name] += torch.linalg.vector_norm(gradient, dim=-1).double().square()
+
+    def write(self, run: Path, seed: int) -> None:
+        """`results/gradients.safetensors`, and beside it what it is."""
+        path = runs.results_folder(run) / "gradients.safetensors"
+        runs.write_atomically(path, save(self.squared))
+        totals = {name: squared.sum().item() for name, squared in self.squared.items()}
+        runs.write_result(run, "gradients", {"file": path.name, "totals": totals}, seed)

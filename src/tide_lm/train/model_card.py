@@ -1,16 +1,20 @@
 """The README of an exported model: what it is, what it was trained on, and what was measured."""
 
 import json
+from pathlib import Path
+from typing import Any
 
+from tide_lm import __version__
 from tide_lm.model import TideForCausalLM
 from tide_lm.run_config import RunConfig
-from tide_lm.runs import RunDirectory
 
 
-def model_card(config: RunConfig, model: TideForCausalLM, run: RunDirectory) -> str:
+def model_card(
+    name: str, config: RunConfig, model: TideForCausalLM, tokens: int, validation: dict[str, Any]
+) -> str:
     """Markdown with the hub's header; every number is the run's own."""
-    last = json.loads(run.metrics.read_text(encoding="utf-8").splitlines()[-1])
-    validation = last["validation"]
+    settings = config.to_dict()
+    settings["data"]["path"] = data = Path(config.data.path).name  # the rest may be private
     blocks = model.config.num_memory_blocks
     kind = f"A TIDE model with {blocks} memory blocks" if blocks else "A base model (Llama, no memory)"
     deciles = [
@@ -26,11 +30,12 @@ def model_card(config: RunConfig, model: TideForCausalLM, run: RunDirectory) -> 
             "pipeline_tag: text-generation",
             "tags: [tide]",
             "---",
-            f"# {run.path.name}",
+            f"# {name}",
             "",
             f"{kind}, preset `{config.model.preset}`, {model.num_parameters():,} parameters, trained with "
-            f"`tide-lm` for {last['step']:,} steps on {last['tokens']:,} tokens of `{config.data.path}`.",
+            f"`tide-lm` {__version__} for {validation['step']:,} steps on {tokens:,} tokens of `{data}`.",
             "",
+            *([f"Tables: {config.optim.table_policy}.", ""] if blocks else []),
             f"Held-out loss: {validation['loss']:.4f} nats a token ({validation['tokens']:,} tokens).",
             "",
             "| decile of the target's frequency | loss | tokens |",
@@ -41,7 +46,7 @@ def model_card(config: RunConfig, model: TideForCausalLM, run: RunDirectory) -> 
             "`AutoModelForCausalLM.from_pretrained(...)`.",
             "",
             "```json",
-            json.dumps(config.to_dict(), indent=2),
+            json.dumps(settings, indent=2),
             "```",
             "",
         ]

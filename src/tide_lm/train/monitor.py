@@ -1,7 +1,11 @@
 """A run's numbers where people watch them: TensorBoard, and Weights & Biases if asked for."""
 
+import importlib.util
+import secrets
 from pathlib import Path
 from typing import Any
+
+from tide_lm import runs
 
 
 class Monitor:
@@ -11,6 +15,8 @@ class Monitor:
         self.run, self.tensorboard, self.wandb = run, tensorboard, wandb
         self._writer: Any = None
         self._wandb_run: Any = None
+        if wandb and importlib.util.find_spec("wandb") is None:
+            raise ValueError("train.wandb needs Weights & Biases: pip install 'tide-lm[wandb]'")
 
     def add(self, record: dict[str, Any]) -> None:
         numbers = _numbers(record)
@@ -22,6 +28,8 @@ class Monitor:
                 self._writer = SummaryWriter(self.run / "tensorboard", purge_step=int(step))
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, int(step))
+            if "sample" in record:
+                self._writer.add_text("sample", record["sample"], int(step))
             self._writer.flush()
         if self.wandb:
             if self._wandb_run is None:
@@ -30,19 +38,23 @@ class Monitor:
 
 
 def _numbers(record: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested records under names such as `validation/rare/loss`."""
+    """The numbers of nested records under names such as `validation/loss_by_decile/0`."""
     found: dict[str, float] = {}
     for key, value in record.items():
         if isinstance(value, dict):
             found |= _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, list):
+            found |= _numbers({str(place): item for place, item in enumerate(value)}, f"{prefix}{key}/")
         elif isinstance(value, int | float):
             found[f"{prefix}{key}"] = value
     return found
 
 
 def _start_wandb(run: Path) -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError:
-        raise ValueError("train.wandb needs Weights & Biases: pip install 'tide-lm[wandb]'") from None
-    return wandb.init(project="tide-lm", name=run.name, dir=run, resume="allow", id=run.name)
+    """A resumed run goes on under the id it was given first."""
+    import wandb
+
+    id_file = run / "wandb_id"
+    if not id_file.exists():
+        runs.write_atomically(id_file, secrets.token_hex(4))
+    return wandb.init(project="tide-lm", name=run.name, dir=run, resume="allow", id=id_file.read_text())

@@ -26,6 +26,7 @@ def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.Adam
         lr=settings.max_lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
+        fused=named[0][1].device.type == "cuda",
     )
 
 

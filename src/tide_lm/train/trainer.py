@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -10,123 +9,142 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from torch import nn
 
-from tide_lm import presets, runs
-from tide_lm.data.frequency import FrequencyBins
+from tide_lm import runs
 from tide_lm.data.loader import Loader, validation_windows
-from tide_lm.data.shards import TokenSplit
 from tide_lm.estimate import train_flops
 from tide_lm.evaluate.loss import held_out_loss
-from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.run_config import RunConfig, differences
+from tide_lm.model import TideForCausalLM
+from tide_lm.run_config import RunConfig, differences, is_fixed
 from tide_lm.train import checkpoint, optim
 from tide_lm.train.gradients import GradientRecorder
-from tide_lm.train.loss import chunked_cross_entropy
+from tide_lm.train.inputs import open_inputs
 from tide_lm.train.model_card import model_card
 from tide_lm.train.monitor import Monitor
+from tide_lm.train.objective import Objective, model_config
+from tide_lm.train.speed import Speedometer, progress_line
 
 NON_FINITE_LIMIT = 3
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12}  # dense bfloat16
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Trainer:
-    """Owns the model, the optimiser and the position in the data; `tell` takes lines for a person."""
+    """Owns the model, the optimiser and the position in the data.
 
-    def __init__(self, config: RunConfig, run: Path, tell: Callable[[str], None]) -> None:
-        self.config, self.run, self.tell = config, runs.RunDirectory(run), tell
-        self.data = Path(config.data.path)
-        self.split = TokenSplit(self.data, "train")
-        self.split.verify()
-        self.bins = FrequencyBins.from_prepared(self.data)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.data / "tokenizer")
-        self.loader = Loader(self.split, config.data.sequence, config.train.batch, config.train.seed)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.device_name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
-        self.model = self._make_model()
-        self.optimizer = optim.make_optimizer(self.model, config.optim)
-        self.forward = torch.compile(self.model.model) if config.train.compile else self.model.model
-        self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
+    `tell` takes lines for a person, and `advance` the number of steps done. `shard` may replace the
+    objective's parameters in place, before the optimiser takes them.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: Path,
+        tell: Callable[[str], None],
+        advance: Callable[[int], None] = lambda step: None,
+        resume: bool = False,
+        allow_changes: bool = False,
+        shard: Callable[[nn.Module], None] = lambda objective: None,
+    ) -> None:
+        self.config, self.run, self.tell, self.advance = config, runs.RunDirectory(run), tell, advance
+        self.resume, self.allow_changes = resume, allow_changes
+        self._check_run()
         self.monitor = Monitor(self.run.path, config.train.tensorboard, config.train.wandb)
+        self.inputs = open_inputs(config.data, config.model)
+        self.loader = Loader(self.inputs.train, config.data.sequence, config.train.batch, config.train.seed)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(config.train.seed)
+        self.model = TideForCausalLM(model_config(config, self.inputs.manifest)).to(self.device)
+        self.objective = Objective(self.model, config).train()
+        shard(self.objective)
+        self.optimizer = optim.make_optimizer(self.model, config.optim)
+        self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
+        self.speed = Speedometer(self.device, train_flops(config.model.shape(), config.data.sequence))
         self.step = 0
         self.non_finite = 0
         self._stopping = False
 
-    def _make_model(self) -> TideForCausalLM:
-        settings = self.config.model
-        shape = presets.get(settings.preset).model
-        if self.split.manifest.vocab_size > shape.vocab_size:
+    def _check_run(self) -> None:
+        """That the folder is free, or holds a run with these settings that is to be resumed."""
+        before = self.run.read_config()
+        if before is None:
+            return
+        if not self.resume:
+            raise ValueError(f"{self.run.path} holds a run already: add --resume, or choose another --run")
+        changed = differences(RunConfig.from_dict(before), self.config)
+        fixed = [line for line in changed if is_fixed(line)]
+        if fixed:
+            raise ValueError(f"{self.run.path} has begun, and cannot change\n  " + "\n  ".join(fixed))
+        if changed and not self.allow_changes:
             raise ValueError(
-                f"{self.data} was tokenised with {self.split.manifest.vocab_size:,} ids, and "
-                f"{settings.preset} has {shape.vocab_size:,}: prepare the data with a smaller tokenizer, "
-                "or choose another preset"
+                f"the settings differ from those of {self.run.path}:\n  "
+                + "\n  ".join(changed)
+                + "\nput them back, or add --allow-changes"
             )
-        torch.manual_seed(self.config.train.seed)
-        config = TideConfig.from_preset(
-            settings.preset,
-            memory_gain_init=settings.memory_gain_init,
-            tie_word_embeddings=settings.tie_word_embeddings,
-            max_position_embeddings=max(shape.max_position_embeddings, self.config.data.sequence),
-            bos_token_id=self.split.manifest.bos_token_id,
-            eos_token_id=self.split.manifest.eos_token_id,
-        )
-        model = TideForCausalLM(config).to(self.device).train()
-        if self.config.train.activation_checkpointing:
-            model.gradient_checkpointing_enable()
-        return model
 
-    def train(self, resume: bool = False, allow_changes: bool = False) -> dict[str, Any]:
-        """Runs to the last step, or to a signal; returns the last validation."""
+    def train(self) -> dict[str, Any]:
+        """Runs to the last step, or to a signal; returns the last validation, empty if there was none."""
         with self.run.locked():
-            self._begin(resume, allow_changes)
-            previous = signal.signal(signal.SIGTERM, self._stop)
+            self._check_run()
+            self._begin()
+            previous = {number: signal.signal(number, self._stop) for number in SIGNALS}
             try:
                 return self._loop()
             finally:
-                signal.signal(signal.SIGTERM, previous)
+                for number, handler in previous.items():
+                    signal.signal(number, handler)
 
-    def _begin(self, resume: bool, allow_changes: bool) -> None:
-        if self.run.config.exists() and not resume:
-            raise ValueError(f"{self.run.path} holds a run already: resume it, or choose another name")
-        if self.run.config.exists():
-            before = RunConfig.from_dict(json.loads(self.run.config.read_text(encoding="utf-8")))
-            changed = differences(before, self.config)
-            if changed and not allow_changes:
-                raise ValueError(
-                    f"the settings differ from those of {self.run.path}:\n  "
-                    + "\n  ".join(changed)
-                    + "\nput them back, or allow the changes"
-                )
-            found = checkpoint.newest(self.run.checkpoints, self.tell)
-            if found is not None:
-                self._restore(found)
+    def _begin(self) -> None:
+        found = checkpoint.newest(self.run.checkpoints, self.tell)
+        if found is not None:
+            self._restore(found)
+        settings = self.config.train
+        if self.step > settings.steps:
+            raise ValueError(
+                f"{self.run.path} stands at step {self.step:,}, and train.steps is {settings.steps:,}: "
+                "set at least as many"
+            )
+        checkpoint.remove_after(self.run.checkpoints, self.step)
         self.run.cut_metrics(self.step)
         runs.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
+        tokens = settings.batch * self.config.data.sequence
+        self.tell(
+            f"{self.config.model.preset}: {self.model.num_parameters():,} parameters, "
+            f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on {self.device.type}"
+        )
+        if self.model.model.memory is not None:
+            self.tell(f"tables: {self.config.optim.table_policy}")
 
     def _loop(self) -> dict[str, Any]:
         settings = self.config.train
-        validation: dict[str, Any] = {}
+        validation = self._last_validation()
         while self.step < settings.steps:
             record = self._train_step()
             self.step += 1
-            last = self.step == settings.steps
-            if last or (settings.validate_every and self.step % settings.validate_every == 0):
-                validation = self._validate()
-                record |= {"validation": validation, "sample": self.sample()}
-            if last or "validation" in record or self.step % settings.log_every == 0:
-                self.run.add_metrics(record)
-                self.monitor.add(record)
-                self.tell(self._line(record))
-            if last or self._stopping or self.step % settings.checkpoint_every == 0:
+            self.advance(self.step)
+            last, stopping = self.step == settings.steps, self._stopping
+            if last or _due(self.step, settings.validate_every):
+                record |= {"validation": self._validate(), "sample": self.sample()}
+                validation = {"step": self.step, **record["validation"]}
+            if "validation" in record or _due(self.step, settings.log_every):
+                self._log(record)
+            saving = _due(self.step, settings.checkpoint_every) or _due(self.step, settings.keep_every)
+            if last or stopping or saving:
                 self._save()
-            if self._stopping:
-                self.tell(f"stopped by a signal at step {self.step}: resume to go on")
+            if stopping and not last:
+                self.tell(f"stopped by a signal at step {self.step:,}: resume to go on")
                 return validation
+        if validation.get("step") != self.step:  # fewer steps were set, and they were done
+            validation = {"step": self.step, **self._validate()}
         if self.gradients is not None:
-            self.gradients.write(runs.results_folder(self.run.path))
-        runs.write_result(self.run.path, "validation", {"step": self.step, **validation}, settings.seed)
-        self._export()
+            self.gradients.write(self.run.path, settings.seed)
+        runs.write_result(self.run.path, "validation", validation, settings.seed)
+        self._export(validation)
         return validation
+
+    def _last_validation(self) -> dict[str, Any]:
+        last = self.run.last_metrics()
+        return {"step": last["step"], **last["validation"]} if "validation" in last else {}
 
     def _train_step(self) -> dict[str, Any]:
         """One optimiser step over a global batch, in micro-batches."""
@@ -134,64 +152,84 @@ class Trainer:
         settings = self.config
         inputs, targets = (part.to(self.device) for part in self.loader.next_batch())
         pieces = settings.train.batch // settings.train.micro_batch
-        loss = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.device)
         for ids, wanted in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
-            objective, per_token = self._loss(ids, wanted)
+            objective, per_token = self.objective(ids, wanted)
             (objective / pieces).backward()
-            loss += per_token.mean() / pieces
-        if self.gradients is not None:
-            self.gradients.collect()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.optim.clip_norm)
+            total += per_token.mean() / pieces
+        limit = settings.optim.clip_norm or math.inf
+        # The recorder takes gradients as they are, and only those of a step that counts.
+        norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        )
         rate = optim.learning_rate(self.step, settings.train.steps, settings.optim)
-        self._update(loss.item(), norm.item(), rate)
-        seconds = time.monotonic() - started
-        speed = inputs.numel() / seconds
+        loss, size = total.item(), norm.item()
+        if self._is_finite(loss, size):
+            if self.gradients is not None:
+                self.gradients.collect()
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
+            optim.set_learning_rate(self.optimizer, rate)
+            self.optimizer.step()
+        elif self.gradients is not None:
+            self.gradients.forget()
+        self.optimizer.zero_grad()
+        self.speed.add(inputs.numel(), time.monotonic() - started)
         return {
             "step": self.step + 1,
             "tokens": self.loader.windows * settings.data.sequence,
-            "loss": loss.item(),
-            "gradient_norm": norm.item(),
+            "loss": loss if math.isfinite(loss) else None,
+            "gradient_norm": size if math.isfinite(size) else None,
             "learning_rate": rate,
-            "timing": {"tokens_per_s": round(speed, 1), "mfu": self._mfu(speed)},
         }
 
-    def _loss(self, ids: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        half = self.config.train.dtype == "bfloat16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            hidden = self.forward(ids, use_cache=False).last_hidden_state
-            return chunked_cross_entropy(
-                hidden.flatten(0, 1), self.model.lm_head.weight, wanted.flatten(), self.config.optim.z_loss
-            )
-
-    def _update(self, loss: float, norm: float, rate: float) -> None:
-        """Steps the optimiser; a batch that is not finite is left out, and several in a row end the run."""
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        self.non_finite = 0 if finite else self.non_finite + 1
+    def _is_finite(self, loss: float, norm: float) -> bool:
+        """Whether the step counts; it is left out if not, and several in a row end the run."""
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.non_finite = 0
+            return True
+        self.non_finite += 1
+        batch = f"windows {self.loader.windows - self.loader.batch} to {self.loader.windows - 1} of the order"
+        told = f"step {self.step + 1:,} is not finite (loss {loss}, gradient norm {norm}; {batch})"
         if self.non_finite == NON_FINITE_LIMIT:
-            raise ValueError(
-                f"the loss was not finite {NON_FINITE_LIMIT} times in a row, last at step {self.step + 1} "
-                f"(windows up to {self.loader.windows} of the data's order): lower optim.max_lr"
-            )
-        if finite:
-            optim.set_learning_rate(self.optimizer, rate)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            raise ValueError(f"{told}, {NON_FINITE_LIMIT} times in a row: lower optim.max_lr")
+        self.tell(f"{told}: left out")
+        return False
+
+    def _log(self, record: dict[str, Any]) -> None:
+        record["timing"] = self.speed.take(self.config.train.steps - self.step)
+        self.run.add_metrics(record)
+        self.monitor.add(record)
+        self.tell(progress_line(record, self.config.train.steps))
+        if "sample" in record:
+            self.tell(f"it writes: {record['sample']!r}")
 
     def _validate(self) -> dict[str, Any]:
-        split = TokenSplit(self.data, "validation")
-        windows = validation_windows(split, self.config.data.sequence, self.config.train.validation_sequences)
-        return held_out_loss(self.model, windows, self.bins)
+        settings = self.config
+        windows = validation_windows(
+            self.inputs.validation,
+            settings.data.sequence,
+            settings.train.validation_sequences,
+            settings.train.micro_batch,
+        )
+
+        def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N
+
+        self.objective.eval()
+        found = held_out_loss(per_token, windows, self.inputs.bins)
+        self.objective.train()
+        return found
 
     def sample(self) -> str:
         """What the model writes after the beginning of a document, the likeliest token each time."""
-        start = self.split.manifest.bos_token_id
+        start = self.inputs.manifest.bos_token_id
         ids = torch.tensor([[0 if start is None else start]], device=self.device)
-        self.model.eval()
+        self.objective.eval()
         written = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, pad_token_id=0
         )
-        self.model.train()
-        return self.tokenizer.decode(written[0], skip_special_tokens=True)
+        self.objective.train()
+        return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the run by name; the moments exist from the start, so that loading can fill them."""
@@ -219,42 +257,22 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self.tell(f"resumed from step {self.step}")
 
-    def _export(self) -> None:
+    def _export(self, validation: dict[str, Any]) -> None:
         """A Hugging Face folder with its tokenizer, whole or not at all."""
-        temporary = self.run.path / ".export.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        self.model.save_pretrained(temporary)
-        self.tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(model_card(self.config, self.model, self.run), encoding="utf-8")
-        shutil.rmtree(self.run.export, ignore_errors=True)
-        temporary.rename(self.run.export)
+        with runs.write_folder(self.run.export) as folder:
+            self.model.save_pretrained(folder)
+            self.inputs.tokenizer.save_pretrained(folder)
+            tokens = self.loader.windows * self.config.data.sequence
+            card = model_card(self.run.path.name, self.config, self.model, tokens, validation)
+            (folder / "README.md").write_text(card, encoding="utf-8")
         self.tell(f"exported to {self.run.export}")
 
-    def _stop(self, *_: Any) -> None:
+    def _stop(self, number: int, _: Any) -> None:
+        """The first signal ends the run after the present step; a second interrupt ends it at once."""
+        if self._stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self._stopping = True
 
-    def _mfu(self, tokens_per_second: float) -> float | None:
-        """The share of the GPU's peak that training reaches; None where the peak is not known."""
-        peak = next((flops for name, flops in PEAK_FLOPS.items() if name in self.device_name), None)
-        if peak is None:
-            return None
-        shape = presets.get(self.config.model.preset).model
-        return round(tokens_per_second * train_flops(shape, self.config.data.sequence) / peak, 4)
 
-    def _line(self, record: dict[str, Any]) -> str:
-        timing, left = record["timing"], self.config.train.steps - record["step"]
-        eta = left * self.config.train.batch * self.config.data.sequence / timing["tokens_per_s"]
-        parts = [
-            f"step {record['step']:,}/{self.config.train.steps:,}",
-            f"loss {record['loss']:.4f}",
-            f"lr {record['learning_rate']:.2e}",
-            f"{timing['tokens_per_s']:,.0f} tokens/s",
-            f"{eta / 60:.1f} min left",
-        ]
-        if self.device.type == "cuda":
-            parts.append(f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
-        if timing["mfu"] is not None:
-            parts.append(f"MFU {timing['mfu']:.1%}")
-        if "validation" in record:
-            parts.append(f"validation {record['validation']['loss']:.4f}")
-        return "  ".join(parts)
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

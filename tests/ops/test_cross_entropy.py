@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tide_lm.train.loss import chunked_cross_entropy
+from tide_lm.ops.cross_entropy import chunked_cross_entropy
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 65])
@@ -21,6 +21,30 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(tokens, z_loss):
     assert torch.allclose(found.per_token_N.double(), per_token, rtol=1e-5)
     for ours, theirs in zip(torch.autograd.grad(found.objective, [hidden, head]), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_the_heads_gradient_does_not_lose_with_the_number_of_chunks():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2048, 16, generator=generator, requires_grad=True)
+    head = torch.randn(64, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(64, (2048,), generator=generator)
+    (exact,) = torch.autograd.grad(chunked_cross_entropy(hidden, head, targets).objective, head)
+
+    def error(chunk: int) -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = chunked_cross_entropy(hidden, head, targets, chunk=chunk)
+        (found,) = torch.autograd.grad(loss.objective, head)
+        assert found.dtype == torch.float32
+        return float((found - exact).norm() / exact.norm())
+
+    assert error(chunk=16) < 1.2 * error(chunk=2048) < 0.01
+
+
+def test_without_gradients_none_are_made():
+    hidden, head = torch.randn(8, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    with torch.no_grad():
+        loss = chunked_cross_entropy(hidden, head, torch.zeros(8, dtype=torch.long))
+    assert not loss.objective.requires_grad
 
 
 def test_no_tensor_of_all_logits_is_ever_made():

@@ -1,0 +1,72 @@
+"""Cross-entropy with z-loss over a large vocabulary, in chunks.
+
+The logits of all tokens never exist at once: each chunk's give their loss and their gradients, and are
+dropped. N tokens, V vocabulary, D hidden.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+class Loss(NamedTuple):
+    objective: torch.Tensor  # what is minimised: mean cross-entropy and z-loss
+    per_token_N: torch.Tensor  # cross-entropy of each token, without gradient
+
+
+def chunked_cross_entropy(
+    hidden_ND: torch.Tensor,
+    head_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    z_loss: float = 0.0,
+    chunk: int = 1024,
+) -> Loss:
+    """`mean(-log p(target)) + z_loss * mean(log Z ^ 2)`, in float32; products in autocast's precision."""
+    learning = torch.is_grad_enabled() and (hidden_ND.requires_grad or head_VD.requires_grad)
+    return Loss(*_ChunkedCrossEntropy.apply(hidden_ND, head_VD, targets_N, z_loss, chunk, learning))
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        head_VD: torch.Tensor,
+        targets_N: torch.Tensor,
+        z_loss: float,
+        chunk: int,
+        learning: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = hidden_ND.device.type
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+        wide = torch.promote_types(low, torch.float32)
+        head, tokens = head_VD.to(low), len(targets_N)
+        losses_N = torch.empty(tokens, dtype=wide, device=hidden_ND.device)
+        objective = losses_N.new_zeros(())
+        if learning:
+            d_hidden_ND = torch.empty_like(hidden_ND, dtype=low)
+            d_head_VD = torch.zeros_like(head_VD, dtype=wide)  # wide, since chunks add up here
+        with torch.autocast(device, enabled=False):
+            for start in range(0, tokens, chunk):
+                part = slice(start, start + chunk)
+                hidden, targets = hidden_ND[part].to(low), targets_N[part, None]
+                logits = (hidden @ head.T).to(wide)
+                log_z = logits.logsumexp(-1, keepdim=True)
+                losses_N[part] = (log_z - logits.gather(-1, targets))[:, 0]
+                objective += losses_N[part].sum() + z_loss * log_z.square().sum()
+                if learning:
+                    d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z)
+                    d_logits.scatter_add_(-1, targets, -torch.ones_like(log_z)).div_(tokens)
+                    d_hidden_ND[part] = d_logits.to(low) @ head
+                    d_head_VD += d_logits.to(low).T @ hidden
+        if learning:
+            ctx.save_for_backward(d_hidden_ND, d_head_VD)
+        ctx.mark_non_differentiable(losses_N)
+        return objective / tokens, losses_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_objective: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        d_hidden_ND, d_head_VD = ctx.saved_tensors
+        return d_hidden_ND * d_objective, d_head_VD.mul_(d_objective), None, None, None, None

@@ -1,0 +1,92 @@
+"""What a run would take and read, without building its model or writing a file."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tide_lm import estimate
+from tide_lm.data.loader import Loader
+from tide_lm.data.shards import Manifest
+from tide_lm.model import Memory, TideForCausalLM
+from tide_lm.run_config import RunConfig
+from tide_lm.train.inputs import Inputs, open_inputs
+from tide_lm.train.objective import Objective, model_config
+
+FIRST_CHARACTERS = 300
+
+
+def dry_run(config: RunConfig) -> dict[str, Any]:
+    """The resolved settings, parameters, bytes, FLOPs and the first batch."""
+    inputs = open_inputs(config.data, config.model)
+    shape = config.model.shape()
+    parameters = estimate.count_parameters(shape)
+    batch_tokens = config.train.batch * config.data.sequence
+    return {
+        "config": config.to_dict(),
+        "table_policy": config.optim.table_policy,
+        "parameters": {"resident": parameters.resident, "tables": parameters.tables},
+        "bytes": _bytes(config, inputs.manifest, parameters.total),
+        "flops_per_token": estimate.train_flops(shape, config.data.sequence),
+        "tokens": config.train.steps * batch_tokens,
+        "epochs": round(config.train.steps * batch_tokens / len(inputs.train), 3),
+        "first_batch": _first_batch(config, inputs),
+    }
+
+
+def _bytes(config: RunConfig, manifest: Manifest, parameters: int) -> dict[str, int]:
+    """Of float32 parameters. The backward of a first micro-batch turns activations into gradients."""
+    weights, activations = 4 * parameters, activation_bytes(config, manifest)
+    alone = config.train.batch == config.train.micro_batch and not config.train.activation_checkpointing
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "moments": 2 * weights,
+        "activations": activations,
+        "most": 3 * weights + (max(weights, activations) if alone else weights + activations),
+    }
+
+
+def activation_bytes(config: RunConfig, manifest: Manifest) -> int:
+    """What the forward pass of one micro-batch keeps for the backward, without a compiler's savings.
+
+    The pass is run on tensors that have a shape and no memory, and what autograd saves is counted.
+    """
+    eager = replace(config, train=replace(config.train, compile=False))
+    with torch.device("meta"):
+        objective = Objective(TideForCausalLM(model_config(config, manifest)), eager).train()
+    sizes: dict[Any, int] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):  # the parameters on meta
+        objective.to_empty(device="cpu")
+        weights = {parameter.untyped_storage() for parameter in objective.parameters()}
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            if (storage := tensor.untyped_storage()) not in weights:
+                sizes[storage] = storage.nbytes()
+            return tensor
+
+        def count_rows(module: nn.Module, arguments: Any, memory: Memory) -> None:
+            count(memory.rows_UKD)  # checkpointed layers hold them without saving them
+
+        if objective.model.model.memory is not None:
+            objective.model.model.memory.register_forward_hook(count_rows)
+        ids_BT = torch.zeros(config.train.micro_batch, config.data.sequence, dtype=torch.long)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            objective(ids_BT, ids_BT)
+    return sum(sizes.values())
+
+
+def _first_batch(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    loader = Loader(inputs.train, config.data.sequence, config.train.batch, config.train.seed)
+    ids_BT, _ = loader.next_batch()
+    return {
+        "shape": list(ids_BT.shape),
+        "distinct_tokens": len(ids_BT.unique()),
+        "documents_begun": None
+        if (start := inputs.manifest.bos_token_id) is None
+        else int((ids_BT == start).sum()),
+        "first_ids": ids_BT[0, :16].tolist(),
+        "first_text": inputs.tokenizer.decode(ids_BT[0])[:FIRST_CHARACTERS],
+    }

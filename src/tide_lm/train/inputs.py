@@ -1,0 +1,57 @@
+"""What a run reads, checked against its settings before a model is built."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tide_lm.data.frequency import FrequencyBins
+from tide_lm.data.loader import count_windows
+from tide_lm.data.shards import Manifest, TokenSplit
+from tide_lm.run_config import DataSection, ModelSection
+
+
+@dataclass(frozen=True)
+class Inputs:
+    train: TokenSplit
+    validation: TokenSplit
+    tokenizer: PreTrainedTokenizerBase
+    bins: FrequencyBins
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.train.manifest
+
+
+def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
+    """The prepared data of a run; an error names what does not fit, and the cure."""
+    folder = Path(settings.path)
+    train, validation = TokenSplit(folder, "train"), TokenSplit(folder, "validation")
+    _check_vocabulary(train.manifest, folder, model)
+    _check_tokenizer(folder / "tokenizer" / "tokenizer.json", train.manifest)
+    count_windows(validation, settings.sequence)
+    if settings.verify:
+        train.verify()
+        validation.verify()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    return Inputs(train, validation, tokenizer, FrequencyBins.from_prepared(folder))
+
+
+def _check_vocabulary(manifest: Manifest, folder: Path, model: ModelSection) -> None:
+    vocabulary = model.shape().vocab_size
+    if manifest.vocab_size > vocabulary:
+        raise ValueError(
+            f"{folder} was tokenised with {manifest.vocab_size:,} ids, and the model has "
+            f"{vocabulary:,}: set model.vocab_size={manifest.vocab_size}, choose another preset than "
+            f"{model.preset}, or prepare the data with a smaller tokenizer"
+        )
+
+
+def _check_tokenizer(path: Path, manifest: Manifest) -> None:
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != manifest.tokenizer_sha256:
+        raise ValueError(
+            f"{path} is not the tokenizer of the shards beside it (sha256 {found[:12]}..., "
+            f"not {manifest.tokenizer_sha256[:12]}...): put it back, or prepare the data again"
+        )

@@ -1,0 +1,19 @@
+import pytest
+
+from tide_lm.train.monitor import Monitor
+
+
+def test_a_run_is_watched_in_weights_and_biases_under_one_id(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for step in (1, 2):
+        monitor = Monitor(tmp_path, tensorboard=False, wandb=True)
+        monitor.add({"step": step, "loss": 2.0, "validation": {"loss_by_decile": [1.0, None]}})
+        monitor._wandb_run.finish()
+    assert len({path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*")}) == 1
+
+
+def test_without_the_package_it_is_named_before_anything_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'tide-lm\[wandb\]'"):
+        Monitor(tmp_path, tensorboard=False, wandb=True)
