@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from tide_lm.run_config import OptimSection, RunConfig, differences, is_fixed
@@ -58,6 +61,7 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("train.keep=0", "train.keep is 0: it must be at least 1"),
         ("optim.beta2=1", "they must be below 1"),
         ("optim.min_lr=1", "the schedule falls from the second to the first"),
+        ("train.seed=9223372036854775808", "it must be below"),
         ("train.batch=0", "train.batch is 0"),
         ("train.log_every=0", "train.log_every is 0"),
         ("model.preset=3", "unknown preset '3'"),
@@ -73,6 +77,17 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
 def test_a_wrong_setting_is_named_with_its_cure(setting, message):
     with pytest.raises(ValueError, match=message):
         RunConfig.load(None, [*SHORT, setting])
+
+
+def test_every_setting_is_described_with_its_default():
+    page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    described = dict(re.findall(r"^\| `(\w+\.\w+)` \| `?(.*?)`? \|", page, re.MULTILINE))
+    defaults = {
+        f"{section}.{key}": str(value).lower() if isinstance(value, bool) else str(value)
+        for section, values in RunConfig().to_dict().items()
+        for key, value in values.items()
+    }
+    assert described == defaults
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

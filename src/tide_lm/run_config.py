@@ -72,7 +72,7 @@ class TrainSection:
 
     steps: int = 12_207_032
     batch: int = 8
-    micro_batch: int = 8
+    micro_batch: int = 0  # 0: the whole batch
     seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
@@ -87,6 +87,10 @@ class TrainSection:
     tensorboard: bool = True
     wandb: bool = False
 
+    @property
+    def windows_at_once(self) -> int:
+        return self.micro_batch or self.batch
+
 
 # What a run that has begun cannot change, besides its model.
 _FIXED = ("data.sequence", "train.seed", "train.record_gradients")
@@ -94,7 +98,6 @@ _AT_LEAST_ONE = (
     "data.sequence",
     "train.steps",
     "train.batch",
-    "train.micro_batch",
     "train.log_every",
     "train.validation_sequences",
     "train.checkpoint_every",
@@ -130,7 +133,9 @@ class RunConfig:
                 f"optim.min_lr is {self.optim.min_lr} and max_lr is {self.optim.max_lr}: "
                 "the schedule falls from the second to the first"
             )
-        if self.train.batch % self.train.micro_batch:
+        if self.train.seed >= 2**63:
+            raise ValueError(f"train.seed is {self.train.seed}: it must be below 2^63")
+        if self.train.batch % self.train.windows_at_once:
             raise ValueError(
                 f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}: "
                 "the second must divide the first"
@@ -178,7 +183,10 @@ class RunConfig:
         below = presets.get(preset).recipe if resumed is None else resumed
         for section, defaults in below.items():
             values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
-        return cls.from_dict(values)
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{error} (in {file})" if file is not None else str(error)) from None
 
 
 def is_fixed(difference: str) -> bool:

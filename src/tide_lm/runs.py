@@ -53,7 +53,11 @@ def write_folder(final: Path) -> Iterator[Path]:
 
 def publish(folder: Path, final: Path) -> None:
     """Syncs all of a folder, then gives it its name, in the place of what has it."""
+    mask = os.umask(0)
+    os.umask(mask)
     for path in (*folder.rglob("*"), folder):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)  # some libraries write what only its owner may read
         sync(path)
     before = final.with_name(f".{final.name}.before.tmp")
     shutil.rmtree(before, ignore_errors=True)
@@ -140,7 +144,12 @@ class RunDirectory:
         """Forgets what was written after a checkpoint, half a last line included: it will come again."""
         if self.metrics.exists():
             complete = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
-            kept = [line for line in complete if json.loads(line)["step"] <= last_step]
+            try:
+                kept = [line for line in complete if json.loads(line)["step"] <= last_step]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.metrics} holds a line that is no record of a step ({error}): remove it"
+                ) from error
             write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
 
 

@@ -182,3 +182,18 @@ def test_adding_keeps_no_graph_and_takes_half_precision():
     assert losses.result()["loss_by_decile"][5] == 1
     with pytest.raises(IndexError):  # an id to ignore, such as -100, must not count as the end of the table
         losses.add(torch.ones(1), torch.tensor([-1]))
+
+
+def test_counts_that_were_changed_after_prepare_are_named(tmp_path):
+    from tide_lm.data.prepare import prepare
+
+    (tmp_path / "texts.jsonl").write_text('{"text": "every layer knows the token"}\n' * 3)
+    prepare(str(tmp_path / "texts.jsonl"), tmp_path / "data", train_tokenizer=260, validation=0)
+    assert FrequencyBins.from_prepared(tmp_path / "data").counts_V.any()
+    counts = np.load(tmp_path / "data" / "counts.npy")
+    np.save(tmp_path / "data" / "counts.npy", counts[::-1])
+    with pytest.raises(ValueError, match=r"counts\.npy is damaged: prepare the data again"):
+        FrequencyBins.from_prepared(tmp_path / "data")
+    (tmp_path / "data" / "counts.npy").unlink()
+    with pytest.raises(ValueError, match=r"counts\.npy is missing: prepare the data again"):
+        FrequencyBins.from_prepared(tmp_path / "data")

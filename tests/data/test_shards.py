@@ -85,3 +85,15 @@ def test_a_folder_without_a_manifest_or_with_a_bad_one_is_named(tmp_path):
         (tmp_path / MANIFEST).write_text(damaged)
         with pytest.raises(ValueError, match=r"manifest.json cannot be read.*prepare the data again"):
             Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("dtype", "float8", "its dtype is 'float8'"), ("vocab_size", "x", "its vocab_size is 'x', and no id")],
+)
+def test_a_manifest_with_wrong_values_is_named(tmp_path, field, value, message):
+    Manifest("uint16", 10, "0" * 64, 0, None, {}, {"train": ()}).write(tmp_path)
+    values = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(values | {field: value}))
+    with pytest.raises(ValueError, match=message):
+        Manifest.read(tmp_path)

@@ -122,7 +122,7 @@ def test_a_parquet_file_without_the_field_says_which_it_has(tmp_path):
 def test_a_source_without_text_names_the_ways_to_give_one(tmp_path, monkeypatch, source):
     (tmp_path / "a.csv").write_text("a,b")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"there is no text in .*hf:DATASET"):
+    with pytest.raises(ValueError, match=r"there is no (text in )?'.*hf:DATASET"):
         texts_of(source)
 
 
@@ -149,3 +149,14 @@ def test_a_dataset_is_streamed_by_its_name(tmp_path, monkeypatch, config):
     assert texts_of(f"hf:mine{config}") == TEXTS
     with pytest.raises(ValueError, match=rf"hf:mine{config}:1 has no field 'body', only 'text', 'id'"):
         texts_of(f"hf:mine{config}", text_field="body")
+
+
+def test_a_broken_link_and_a_dataset_without_a_name_are_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(ValueError, match=r"b\.txt is a link to a file that is not there"):
+        list(sources.documents(str(tmp_path)))
+    with pytest.raises(ValueError, match="names no dataset"):
+        list(sources.documents("hf:"))
+    with pytest.raises(ValueError, match=r"there is no '.*nowhere'"):
+        list(sources.documents(str(tmp_path / "nowhere")))

@@ -147,7 +147,7 @@ def test_a_terminated_run_saves_and_goes_on(settings, whole_run, tmp_path):
             break
     victim.send_signal(signal.SIGTERM)
     rest = victim.stderr.read()
-    assert victim.wait() == 0
+    assert victim.wait() == 128 + signal.SIGTERM
     victim.stderr.close()
     assert "stopped by a signal at step" in rest
     done = train([], run, "--resume")  # needs no settings
@@ -333,9 +333,46 @@ def test_an_interrupt_saves_and_a_second_one_does_not_wait(settings, tmp_path):
             break
     victim.send_signal(signal.SIGINT)
     assert "stopped by a signal" in victim.stderr.read()
-    assert victim.wait() == 0
+    assert victim.wait() == 128 + signal.SIGINT
     victim.stderr.close()
     assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_knows_its_settings_whatever_is_done_to_the_runs(whole_run, settings, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace("tide-2e-tiny", "base-tiny"))
+    edited = train([], run, "--resume")
+    assert edited.returncode == 1
+    assert "cannot change\n  model.preset: 'tide-2e-tiny' -> 'base-tiny'" in edited.stderr
+    (run / "config.json").write_text(text.replace('"batch": 4', '"batch": 8'))
+    assert "train.batch: 4 -> 8" in train([], run, "--resume").stderr
+    (run / "config.json").unlink()
+    assert "holds a run already" in train(settings, run).stderr
+    (run / "metrics.jsonl").unlink()
+    resumed = train(settings, run, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "metrics.jsonl lacks what was recorded up to step 24" in resumed.stderr
+
+
+def test_a_run_goes_on_from_another_place_with_its_data_elsewhere(whole_run, prepared, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    shutil.rmtree(run / "checkpoints" / "00000024")
+    shutil.copytree(prepared, tmp_path / "moved")
+    done = train([f"data.path={json.dumps(str(tmp_path / 'moved'))}"], run, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_same_end(run, whole_run)
+
+
+def test_a_damaged_record_of_metrics_is_named(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    (run / "metrics.jsonl").write_text("x\n")
+    done = train([], run, "--resume")
+    assert done.returncode == 1
+    assert "metrics.jsonl holds a line that is no record of a step" in done.stderr
 
 
 def test_what_is_not_there_cannot_be_resumed(tmp_path):
@@ -448,6 +485,16 @@ def test_a_tokenizer_that_is_not_that_of_the_shards_is_named(settings, prepared,
     assert done.returncode == 1
     assert "tokenizer.json is not the tokenizer of the shards" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_data_that_hold_nothing_out_are_named_with_the_cure(settings, prepared, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["splits"]["validation"] = []
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    done = train([*settings, f"data.path={json.dumps(str(data))}"], tmp_path / "run")
+    assert "prepare it with a larger --validation" in done.stderr
 
 
 def test_the_vocabulary_can_be_that_of_the_data(settings, prepared, tmp_path):

@@ -28,6 +28,8 @@ def command(
 ) -> None:
     """Train a base and a TIDE model on the same real text and compare them; a few minutes on two cores."""
     started = time.monotonic()
+    if (run / "config.json").exists():
+        raise ValueError(f"{run} holds a run of tide-lm train: choose another --run")
     runs.results_folder(run)
     with runs.locked(run / "lock", f"{run} is in use by another demo: wait for it, or choose another --run"):
         data = _prepare(run / "data")

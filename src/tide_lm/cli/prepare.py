@@ -147,6 +147,8 @@ def _prepare_in_tasks(
 
 
 def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
+    if not manifest.tokens("validation"):
+        typer.echo("warning: no document was held out, and training validates: raise --validation", err=True)
     result = _result(manifest, out)
     if as_json:
         print_json(result)

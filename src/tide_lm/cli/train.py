@@ -17,7 +17,9 @@ def command(
         list[str] | None, typer.Option("--set", help="section.key=value; wins over the file; repeatable.")
     ] = None,
     run: Annotated[Path, typer.Option("--run", help="The run directory.")] = Path("runs/train"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stands.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the run stands; its settings need not be given.")
+    ] = False,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume although settings differ.")
     ] = False,
@@ -44,11 +46,14 @@ def command(
     from tide_lm.train.trainer import Trainer
 
     with training_progress(chosen.train.steps) as (tell, advance):
-        validation = Trainer(chosen, run, tell, advance, resume, allow_changes).train()
+        trainer = Trainer(chosen, run, tell, advance, resume, allow_changes)
+        validation = trainer.train()
     if as_json:
         print_json(validation)
     elif validation:
         typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
+    if trainer.stopped_by is not None and trainer.step < chosen.train.steps:
+        raise typer.Exit(128 + trainer.stopped_by)  # as a shell says it
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:
@@ -59,6 +64,7 @@ def _print_dry_run(result: dict[str, Any]) -> None:
     ]
     print_table("Settings", ["setting", "value"], settings, numbers=False)
     costs = [
+        *((f"ids of the {part}", f"{count:,}") for part, count in result["vocabulary"].items()),
         *((f"parameters, {part}", f"{count:,}") for part, count in result["parameters"].items()),
         *((f"memory, {part}", f"{count / 1e9:,.3f} GB") for part, count in result["bytes"].items()),
         ("FLOPs a token", f"{result['flops_per_token']:.3e}"),

@@ -3,6 +3,7 @@
 Shapes: V vocabulary, N tokens, R = 11 rows: the ten deciles, then the tokens outside them.
 """
 
+import hashlib
 import json
 import zipfile
 from dataclasses import dataclass
@@ -73,7 +74,13 @@ class FrequencyBins:
         """The bins of the training split that `tide-lm prepare` wrote."""
         from transformers import AutoTokenizer
 
-        counts_V = _read_counts(folder / "counts.npy", Manifest.read(folder).vocab_size)
+        manifest, path = Manifest.read(folder), folder / "counts.npy"
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "missing"
+        if found != (manifest.counts_sha256 or found) or found == "missing":
+            raise ValueError(
+                f"{path} is {'missing' if found == 'missing' else 'damaged'}: prepare the data again"
+            )
+        counts_V = _read_counts(path, manifest.vocab_size)
         return cls.from_counts(counts_V, AutoTokenizer.from_pretrained(folder / "tokenizer"), cap)
 
     @classmethod

@@ -1,5 +1,6 @@
 """Text to token shards: read, split, encode, count, write; all of it, or nothing."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -170,6 +171,7 @@ def complete(
         "bytes": tally.bytes,
         "sha256": tally.sha256(),
     }
-    manifest = Manifest(**asdict(vocabulary), source=source, splits=splits)
+    checksum = hashlib.sha256((folder / "counts.npy").read_bytes()).hexdigest()
+    manifest = Manifest(**asdict(vocabulary), source=source, splits=splits, counts_sha256=checksum)
     manifest.write(folder)
     return manifest

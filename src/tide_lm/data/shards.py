@@ -44,6 +44,7 @@ class Manifest:
     eos_token_id: int | None
     source: Mapping[str, Any]
     splits: Mapping[str, tuple[Shard, ...]]
+    counts_sha256: str | None = None
     format: int = FORMAT
 
     def tokens(self, split: str) -> int:
@@ -60,13 +61,19 @@ class Manifest:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["format"] != FORMAT:
                 raise ValueError(f"its format is {values['format']!r}, and only {FORMAT} is known")
+            if values["dtype"] not in ("uint16", "uint32"):
+                raise ValueError(f"its dtype is {values['dtype']!r}, and only uint16 and uint32 are known")
+            for name in ("vocab_size", "bos_token_id", "eos_token_id"):
+                if not isinstance(values[name], int) and (values[name] is not None or name == "vocab_size"):
+                    raise ValueError(f"its {name} is {values[name]!r}, and no id")
             splits = {
                 name: tuple(Shard(**shard) for shard in shards) for name, shards in values["splits"].items()
             }
             return cls(**{**values, "splits": splits})
         except FileNotFoundError:
             raise ValueError(
-                f"{folder} holds no prepared data ({MANIFEST} is missing): run `tide-lm prepare`"
+                f"{folder.absolute()} holds no prepared data ({MANIFEST} is missing): run `tide-lm prepare`, "
+                "or set data.path to where it is"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} cannot be read: {error!r}: prepare the data again") from error

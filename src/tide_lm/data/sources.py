@@ -57,10 +57,14 @@ def files(source: str) -> list[Path]:
         found = list(path.rglob("*"))
     else:
         found = [path] if path.exists() else [Path(name) for name in glob.glob(source, recursive=True)]
-    texts = sorted(file for file in found if file.is_file() and _FORMAT.search(file.name))
+    texts = sorted(file for file in found if _FORMAT.search(file.name) and not file.is_dir())
+    for file in texts:
+        if not file.exists():
+            raise ValueError(f"{file} is a link to a file that is not there: mend or remove it")
     if not texts:
+        what = "there is no text in" if found else "there is no"
         raise ValueError(
-            f"there is no text in {source!r}: give `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
+            f"{what} {source!r}: give `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
             ".txt or .jsonl (also with .gz, .xz or .zst) or .parquet"
         )
     return texts
@@ -107,8 +111,13 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
 
 def _shards(source: str, field: str) -> list[Part]:
     dataset, _, config = source.removeprefix("hf:").partition(":")
+    if not dataset:
+        raise ValueError(f"the source {source!r} names no dataset: write hf:DATASET or hf:DATASET:CONFIG")
     load = require("datasets", f"the source {source!r}").load_dataset
-    whole = load(dataset, config or None, split="train", streaming=True)
+    try:
+        whole = load(dataset, config or None, split="train", streaming=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the source {source!r} cannot be opened: {' '.join(str(error).split())}") from error
     count = whole.num_shards
     return [
         Part(f"{source}, shard {shard} of {count}", partial(_shard, whole, shard, source, field))

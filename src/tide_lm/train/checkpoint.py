@@ -41,7 +41,16 @@ def load(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Fills the given tensors in place and returns the state."""
     with _plain_errors(checkpoint):
         dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+    return read_state(checkpoint)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+
+
+def exists(checkpoints: Path) -> bool:
+    """Whether there is any, whole or damaged."""
+    return bool(_finished(checkpoints))
 
 
 def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:

@@ -27,6 +27,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     return {
         "config": config.to_dict(),
         "table_policy": config.optim.table_policy,
+        "vocabulary": {"model": shape.vocab_size, "data": inputs.manifest.vocab_size},
         "parameters": {"resident": parameters.resident, "tables": parameters.tables},
         "bytes": _bytes(config, inputs.manifest, parameters.total),
         "flops_per_token": estimate.train_flops(shape, config.data.sequence),
@@ -39,7 +40,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
 def _bytes(config: RunConfig, manifest: Manifest, parameters: int) -> dict[str, int]:
     """Of float32 parameters. The backward of a first micro-batch turns activations into gradients."""
     weights, activations = 4 * parameters, activation_bytes(config, manifest)
-    alone = config.train.batch == config.train.micro_batch and not config.train.activation_checkpointing
+    alone = config.train.batch == config.train.windows_at_once and not config.train.activation_checkpointing
     return {
         "weights": weights,
         "gradients": weights,
@@ -72,7 +73,7 @@ def activation_bytes(config: RunConfig, manifest: Manifest) -> int:
 
         if objective.model.model.memory is not None:
             objective.model.model.memory.register_forward_hook(count_rows)
-        ids_BT = torch.zeros(config.train.micro_batch, config.data.sequence, dtype=torch.long)
+        ids_BT = torch.zeros(config.train.windows_at_once, config.data.sequence, dtype=torch.long)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             objective(ids_BT, ids_BT)
     return sum(sizes.values())

@@ -30,6 +30,8 @@ def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     train, validation = TokenSplit(folder, "train"), TokenSplit(folder, "validation")
     _check_vocabulary(train.manifest, folder, model)
     _check_tokenizer(folder / "tokenizer" / "tokenizer.json", train.manifest)
+    if not len(validation):
+        raise ValueError(f"{folder} holds no text out for validation: prepare it with a larger --validation")
     count_windows(validation, settings.sequence)
     if settings.verify:
         train.verify()

@@ -62,16 +62,20 @@ class Trainer:
         self.speed = Speedometer(self.device, train_flops(config.model.shape(), config.data.sequence))
         self.step = 0
         self.non_finite = 0
-        self._stopping = False
+        self.stopped_by: int | None = None  # a signal
 
     def _check_run(self) -> None:
         """That the folder is free, or holds a run with these settings that is to be resumed."""
         before = self.run.read_config()
-        if before is None:
-            return
-        if not self.resume:
+        if not self.resume and (before is not None or checkpoint.exists(self.run.checkpoints)):
             raise ValueError(f"{self.run.path} holds a run already: add --resume, or choose another --run")
+        if before is not None:
+            self._refuse_changes(before)
+
+    def _refuse_changes(self, before: dict[str, Any]) -> None:
+        """Where the data lie may change: the loader knows them by their checksums."""
         changed = differences(RunConfig.from_dict(before), self.config)
+        changed = [line for line in changed if not line.startswith("data.path:")]
         fixed = [line for line in changed if is_fixed(line)]
         if fixed:
             raise ValueError(f"{self.run.path} has begun, and cannot change\n  " + "\n  ".join(fixed))
@@ -106,12 +110,20 @@ class Trainer:
             )
         checkpoint.remove_after(self.run.checkpoints, self.step)
         self.run.cut_metrics(self.step)
+        logged = self.step - self.step % settings.log_every
+        if self.run.last_metrics().get("step", 0) < logged:
+            self.tell(f"{self.run.metrics} lacks what was recorded up to step {logged:,}")
         runs.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
         tokens = settings.batch * self.config.data.sequence
         self.tell(
             f"{self.config.model.preset}: {self.model.num_parameters():,} parameters, "
             f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on {self.device.type}"
         )
+        used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
+        if used < 0.9 * has:
+            self.tell(
+                f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} saves the rest"
+            )
         if self.model.model.memory is not None:
             self.tell(f"tables: {self.config.optim.table_policy}")
 
@@ -122,7 +134,7 @@ class Trainer:
             record = self._train_step()
             self.step += 1
             self.advance(self.step)
-            last, stopping = self.step == settings.steps, self._stopping
+            last, stopping = self.step == settings.steps, self.stopped_by is not None
             if last or _due(self.step, settings.validate_every):
                 record |= {"validation": self._validate(), "sample": self.sample()}
                 validation = {"step": self.step, **record["validation"]}
@@ -151,7 +163,7 @@ class Trainer:
         started = time.monotonic()
         settings = self.config
         inputs, targets = (part.to(self.device) for part in self.loader.next_batch())
-        pieces = settings.train.batch // settings.train.micro_batch
+        pieces = settings.train.batch // settings.train.windows_at_once
         total = torch.zeros((), device=self.device)
         for ids, wanted in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
             objective, per_token = self.objective(ids, wanted)
@@ -209,7 +221,7 @@ class Trainer:
             self.inputs.validation,
             settings.data.sequence,
             settings.train.validation_sequences,
-            settings.train.micro_batch,
+            settings.train.windows_at_once,
         )
 
         def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -247,11 +259,17 @@ class Trainer:
         return tensors
 
     def _save(self) -> None:
-        state = {"step": self.step, "non_finite": self.non_finite, "loader": self.loader.state_dict()}
+        state = {
+            "step": self.step,
+            "non_finite": self.non_finite,
+            "loader": self.loader.state_dict(),
+            "config": self.config.to_dict(),
+        }
         checkpoint.save(self.run.checkpoints, self.step, self._tensors(), state)
         checkpoint.prune(self.run.checkpoints, self.config.train.keep, self.config.train.keep_every)
 
     def _restore(self, path: Path) -> None:
+        self._refuse_changes(checkpoint.read_state(path)["config"])
         state = checkpoint.load(path, self._tensors())
         self.step, self.non_finite = state["step"], state["non_finite"]
         self.loader.load_state_dict(state["loader"])
@@ -269,9 +287,9 @@ class Trainer:
 
     def _stop(self, number: int, _: Any) -> None:
         """The first signal ends the run after the present step; a second interrupt ends it at once."""
-        if self._stopping and number == signal.SIGINT:
+        if self.stopped_by is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._stopping = True
+        self.stopped_by = number
 
 
 def _due(step: int, every: int) -> bool:
