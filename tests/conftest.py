@@ -6,9 +6,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import hashlib
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
+from tide_lm.data.shards import Manifest, ShardWriter
 from tide_lm.model import TideConfig, TideForCausalLM
 
 torch.set_num_threads(1)
@@ -81,3 +86,67 @@ def tokenizer():
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
+
+
+@pytest.fixture(scope="session")
+def prepared(tokenizer, tmp_path_factory):
+    """A small set of prepared data: real text, a real tokenizer, shards as `prepare` writes them."""
+    from pydoc_data.topics import topics
+
+    folder = tmp_path_factory.mktemp("prepared")
+    tokenizer.save_pretrained(folder / "tokenizer")
+    writers = {name: ShardWriter(folder, name, "uint16", 20_000) for name in ("train", "validation")}
+    counts = np.zeros(len(tokenizer), dtype=np.int64)
+    for i, name in enumerate(sorted(topics)[:30]):
+        ids = np.array([0, *tokenizer(topics[name]).input_ids[:3_000]])
+        split = "validation" if i % 5 == 0 else "train"
+        writers[split].add(ids)
+        if split == "train":
+            counts += np.bincount(ids, minlength=len(counts))
+    np.save(folder / "counts.npy", counts)
+    text = (folder / "tokenizer" / "tokenizer.json").read_bytes()
+    Manifest(
+        dtype="uint16",
+        vocab_size=len(tokenizer),
+        tokenizer_sha256=hashlib.sha256(text).hexdigest(),
+        bos_token_id=0,
+        eos_token_id=1,
+        source={"name": "topics"},
+        splits={name: writer.finish() for name, writer in writers.items()},
+    ).write(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """Real corpora beside the checkout, if they are there."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.exists():
+        pytest.skip("the shared data are not here")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(prepared, tmp_path_factory):
+    """A finished run of a tiny TIDE model: checkpoints at steps 2 and 4, gradients recorded."""
+    import json
+
+    from tide_lm.run_config import RunConfig
+    from tide_lm.train.trainer import Trainer
+
+    run = tmp_path_factory.mktemp("trained") / "run"
+    settings = [
+        f"data.path={json.dumps(str(prepared))}",
+        "data.sequence=32",
+        "model.preset=tide-2e-tiny",
+        "train.steps=4",
+        "train.batch=4",
+        "train.micro_batch=4",
+        "train.validation_sequences=4",
+        "train.checkpoint_every=2",
+        "optim.warmup_steps=0",
+        "train.record_gradients=true",
+        "train.tensorboard=false",
+    ]
+    Trainer(RunConfig.load(None, settings), run, lambda line: None).train()
+    return run

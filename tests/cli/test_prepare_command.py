@@ -90,8 +90,8 @@ def test_the_builtin_text_is_the_default(tmp_path):
         ([*IN_TASKS, "--executor-option", "workers"], 2, "'workers' is not KEY=VALUE"),
         ([*IN_TASKS, "--executor-option", "worker=2"], 2, "no option 'worker': did you mean 'workers'?"),
         (["--out", "out", "--executor", "slurm", "--tasks", 2], 2, "slurm needs time and partition: add"),
-        (["nowhere", *IN_TASKS], 1, "error: there is no text in"),
-        (["nowhere", "--out", "out"], 1, "error: there is no text in 'nowhere'"),
+        (["nowhere", *IN_TASKS], 1, "error: there is no"),
+        (["nowhere", "--out", "out"], 1, "error: there is no 'nowhere'"),
     ],
 )
 def test_a_wrong_call_says_why(tmp_path, monkeypatch, options, status, message):

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.progress import working
 
 if TYPE_CHECKING:
     from tide_lm.data.prepare import Settings
@@ -105,7 +105,11 @@ def command(
         options = _options(executor_option or [])
         _prepare_in_tasks(Settings(source, **asked), out, executor, tasks, options, as_json)
         return
-    with _progress(f"Preparing {source}") as progress:
+    with working(f"Preparing {source}") as tell:
+
+        def progress(documents: int, tokens: int) -> None:
+            tell(f"{documents:,} documents, {tokens:,} tokens")
+
         processes = processes or min(os.cpu_count() or 1, MOST_PROCESSES)
         manifest = prepare(source, out, **asked, processes=processes, progress=progress)
     _print(manifest, out, as_json)
@@ -156,18 +160,6 @@ def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
     rows = [(name, _cell(value)) for name, value in result.items() if name != "sha256"]
     print_table(f"Prepared {manifest.source['source']}", ["what", "value"], rows, numbers=False)
     typer.echo(f"sha256 of the text: {result['sha256']}")
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A line on stderr that counts on a terminal, and is written once elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status(f"{title} ...") as status:
-        if not console.is_terminal:
-            typer.echo(f"{title} ...", err=True)
-        yield lambda documents, tokens: status.update(f"{title}: {documents:,} documents, {tokens:,} tokens")
 
 
 def _result(manifest: "Manifest", out: Path) -> dict[str, Any]:

@@ -1,10 +1,23 @@
-"""What a person sees of a run: lines, and below them a bar where stderr is a terminal."""
+"""What a person sees of long work: lines, and what changes in place only where stderr is a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
+
+
+@contextmanager
+def working(title: str) -> Iterator[Callable[[str], None]]:
+    """Gives `tell(what)`, shown behind the title on a terminal; elsewhere the title is written once."""
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        typer.echo(f"{title} ...", err=True)
+        yield lambda what: None
+        return
+    with Console(stderr=True).status(f"{title} ...") as status:
+        yield lambda what: status.update(f"{title}: {what}")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ E's gradient has two parts when its head is tied: one reaches only tokens of the
 and one reaches every token, through the head. They are recorded apart. V vocabulary, K blocks, D hidden.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,7 @@ class GradientRecorder:
         self.squared[name] += torch.linalg.vector_norm(gradient, dim=-1).double().square()
 
     def write(self, run: Path, seed: int) -> None:
-        """`results/gradients.safetensors`, and beside it what it is."""
+        """`results/gradients.safetensors`, with all that is needed to get it again in its header."""
+        header = {"provenance": json.dumps(runs.provenance(seed))}
         path = runs.results_folder(run) / "gradients.safetensors"
-        runs.write_atomically(path, save(self.squared))
-        totals = {name: squared.sum().item() for name, squared in self.squared.items()}
-        runs.write_result(run, "gradients", {"file": path.name, "totals": totals}, seed)
+        runs.write_atomically(path, save(self.squared, header))

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tide_lm import runs
+from tide_lm import checkpoint, runs
 from tide_lm.data.loader import Loader, validation_windows
 from tide_lm.estimate import train_flops
 from tide_lm.evaluate.loss import held_out_loss
 from tide_lm.model import TideForCausalLM
 from tide_lm.run_config import RunConfig, differences, is_fixed
-from tide_lm.train import checkpoint, optim
+from tide_lm.train import optim
 from tide_lm.train.gradients import GradientRecorder
 from tide_lm.train.inputs import open_inputs
 from tide_lm.train.model_card import model_card
@@ -67,7 +67,7 @@ class Trainer:
     def _check_run(self) -> None:
         """That the folder is free, or holds a run with these settings that is to be resumed."""
         before = self.run.read_config()
-        if not self.resume and (before is not None or checkpoint.exists(self.run.checkpoints)):
+        if not self.resume and (before is not None or checkpoint.steps(self.run.checkpoints)):
             raise ValueError(f"{self.run.path} holds a run already: add --resume, or choose another --run")
         if before is not None:
             self._refuse_changes(before)
@@ -261,8 +261,10 @@ class Trainer:
     def _save(self) -> None:
         state = {
             "step": self.step,
+            "tokens": self.loader.windows * self.config.data.sequence,
             "non_finite": self.non_finite,
             "loader": self.loader.state_dict(),
+            "model": self.model.config.to_diff_dict(),
             "config": self.config.to_dict(),
         }
         checkpoint.save(self.run.checkpoints, self.step, self._tensors(), state)

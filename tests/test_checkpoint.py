@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tide_lm.train import checkpoint
+from tide_lm import checkpoint
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
     code = """
 import sys, pathlib, resource, torch
-from tide_lm.train import checkpoint
+from tide_lm import checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 checkpoint.save(pathlib.Path(sys.argv[1]), 20, {"model.w": torch.ones(200_000)}, {"step": 20})
 """
@@ -109,7 +109,7 @@ checkpoint.save(pathlib.Path(sys.argv[1]), 20, {"model.w": torch.ones(200_000)},
 def test_a_writer_killed_at_any_time_leaves_whole_checkpoints(tmp_path):
     code = """
 import sys, pathlib, torch
-from tide_lm.train import checkpoint
+from tide_lm import checkpoint
 for step in range(1, 10**6):
     tensors = {"model.w": torch.full((300_000,), float(step))}
     checkpoint.save(pathlib.Path(sys.argv[1]), step, tensors, {"step": step})

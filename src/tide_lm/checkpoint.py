@@ -26,7 +26,7 @@ STATE = "state.json"
 
 def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
     """Writes `checkpoints/<step>/`, whole or not at all."""
-    final = checkpoints / f"{step:08d}"
+    final = at(checkpoints, step)
     with runs.write_folder(final) as folder:
         with _plain_errors(final):
             dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
@@ -38,7 +38,7 @@ def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: 
 
 
 def load(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Fills the given tensors in place and returns the state."""
+    """Fills the given tensors, all or some of those saved, in place and returns the state."""
     with _plain_errors(checkpoint):
         dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     return read_state(checkpoint)
@@ -48,9 +48,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
 
 
-def exists(checkpoints: Path) -> bool:
-    """Whether there is any, whole or damaged."""
-    return bool(_finished(checkpoints))
+def steps(checkpoints: Path) -> list[int]:
+    """The steps at which there is a checkpoint, whole or not."""
+    return sorted(int(path.name) for path in _finished(checkpoints))
+
+
+def at(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"{step:08d}"
 
 
 def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
