@@ -66,14 +66,15 @@ class ModelConfig:
         if kind not in ("llama", "tide"):
             raise ValueError(f"{file} describes a model of type {kind!r}: only llama and tide are known")
         try:
-            return cls._from_values(values)
+            return cls.from_values(values)
         except KeyError as error:
             raise ValueError(f"{file} has no {error}, which a {kind} config must have") from error
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
     @classmethod
-    def _from_values(cls, values: dict[str, Any]) -> "ModelConfig":
+    def from_values(cls, values: dict[str, Any]) -> "ModelConfig":
+        """The shape in the words of a Llama or TIDE config.json."""
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
         if not values.get("head_dim"):
             whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from tide_lm.cli import demo, doctor, estimate, prepare, presets, train
+from tide_lm.cli import analyze, demo, doctor, estimate, evaluate, figure, prepare, presets, report, train
 
 app = typer.Typer(
     name="tide-lm",
@@ -18,6 +18,10 @@ app.command("estimate")(estimate.command)
 app.command("doctor")(doctor.command)
 app.command("train")(train.command)
 app.command("prepare")(prepare.command)
+app.command("evaluate")(evaluate.command)
+app.command("analyze")(analyze.command)
+app.command("figure")(figure.command)
+app.command("report")(report.command)
 app.command("demo")(demo.command)
 
 

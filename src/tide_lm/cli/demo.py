@@ -13,7 +13,7 @@ import typer
 
 from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
-from tide_lm.cli.progress import training_progress
+from tide_lm.cli.progress import training_progress, working
 from tide_lm.run_config import RunConfig
 
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
@@ -36,13 +36,14 @@ def command(
         result: dict[str, Any] = {"steps": steps}
         for kind, preset in PRESETS.items():
             result[kind] = _train(preset, data, run / kind, steps)
+        result["null_bank_by_decile"] = _look_into(run)
     result["seconds"] = round(time.monotonic() - started, 1)
     path = runs.write_result(run, "demo", result, seed=0)
     if as_json:
         print_json(result)
     else:
         _print(result)
-    typer.echo(f"Runs and numbers: {path.parent.parent}", err=True)
+    typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {_report(run)}", err=True)
 
 
 def _prepare(folder: Path) -> Path:
@@ -66,9 +67,10 @@ def settings(preset: str, data: Path, steps: int) -> RunConfig:
             f"optim.warmup_steps={steps // 10}",
             f"train.steps={steps}",
             "train.log_every=50",
+            "train.record_gradients=true",
             f"train.validate_every={steps}",
             "train.validation_sequences=256",
-            f"train.checkpoint_every={steps}",
+            f"train.keep_every={max(steps // 3, 1)}",
         ],
     )
 
@@ -100,6 +102,28 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
     }
 
 
+def _look_into(run: Path) -> list[float | None]:
+    """Analyses of both models for the report; returns the null bank's weight in TIDE's last layer."""
+    from tide_lm.cli.analyze import What, analyze
+    from tide_lm.evaluate.subject import open_subject
+
+    both = [What.norms, What.updates, What.gradients, What.collapse, What.footprint]
+    more = [What.routing, What.layer_drop, What.distances, What.neighbours]
+    found = {}
+    for kind in PRESETS:
+        subject = open_subject(str(run / kind))
+        for what in both + (more if kind == "tide" else []):
+            with working(f"Looking at {what} of {kind}") as tell:
+                found[what] = analyze(what, subject, {}, windows=(128, 128, 32), tell=tell)
+    return [row and row[-1] for row in found[What.routing]["by_layer"][-1][:-1]]
+
+
+def _report(run: Path) -> Path:
+    from tide_lm.report.page import write_report
+
+    return write_report([run / kind for kind in PRESETS], run / "report" / "index.html")
+
+
 def _print(result: dict[str, Any]) -> None:
     base, tide = result["base"], result["tide"]
     names = [f"{decile}" for decile in range(10)]
@@ -113,6 +137,11 @@ def _print(result: dict[str, Any]) -> None:
         f"Held-out loss after {base['tokens']:,} tokens",
         ["decile of the token", base["preset"], tide["preset"], "difference"],
         [(name, _loss(a), _loss(b), _loss(None if None in (a, b) else b - a, "+")) for name, a, b in rows],
+    )
+    print_table(
+        "What TIDE's last layer leaves unused of its memory: the weight of the null bank",
+        ["decile of the token", "null bank"],
+        [(name, _loss(weight)) for name, weight in zip(names, result["null_bank_by_decile"], strict=True)],
     )
     for model in (base, tide):
         typer.echo(f"{model['preset']} writes: {model['sample']}")

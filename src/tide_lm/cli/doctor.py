@@ -21,6 +21,8 @@ REQUIRED = {
     "typer": "0.16",
     "rich": "14.0",
     "tensorboard": "2.19",
+    "matplotlib": "3.10",
+    "jinja2": "3.1",
 }
 EXTRAS = {
     "accelerate": "hf",
@@ -30,6 +32,7 @@ EXTRAS = {
     "pyarrow": "data",
     "ray": "ray",
     "wandb": "wandb",
+    "lm-eval": "eval",
 }
 
 

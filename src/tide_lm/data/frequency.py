@@ -64,6 +64,11 @@ class FrequencyBins:
     counts_V: np.ndarray
 
     @classmethod
+    def none(cls, vocab_size: int) -> "FrequencyBins":
+        """Every id in no decile, for when frequencies are not known."""
+        return cls(np.full(vocab_size, UNBINNED, np.int8), np.zeros(vocab_size, np.int64))
+
+    @classmethod
     def from_counts(
         cls, counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase", cap: int | None = None
     ) -> "FrequencyBins":
@@ -89,6 +94,17 @@ class FrequencyBins:
     ) -> "FrequencyBins":
         """The bins of another corpus: a .npy of integers, one per id, or a JSON object {id: count}."""
         return cls.from_counts(_read_counts(path, len(tokenizer)), tokenizer, cap)
+
+    def extended(self, vocab_size: int) -> "FrequencyBins":
+        """For a model with more ids than the tokenizer: those occur nowhere."""
+        more = vocab_size - len(self.bins_V)
+        if more < 0:
+            raise ValueError(
+                f"the counts are of {len(self.bins_V):,} ids and the model has {vocab_size:,}: "
+                "count with the tokenizer of the model"
+            )
+        bins_V = np.concatenate([self.bins_V, np.full(more, UNBINNED, np.int8)])
+        return FrequencyBins(bins_V, np.concatenate([self.counts_V, np.zeros(more, np.int64)]))
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:

@@ -1,0 +1,1 @@
+"""The paper's diagnostics, each a function from a model to numbers."""

@@ -1,0 +1,188 @@
+"""How far apart two tokens stay in one context: figures 2 and 6, definition 2.1, proposition 2.2.
+
+Templates end where the token stands, so that the states of two tokens differ by the token alone. P pairs,
+W words, L layers, D hidden.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tide_lm.analysis.contexts import PAIRS, TEMPLATES
+from tide_lm.evaluate.subject import Subject
+
+Pair = tuple[str, str]
+POINTS = 9  # of the segment between two states
+ITERATIONS = 24  # of the power method
+
+
+@torch.no_grad()
+def collapse(
+    subject: Subject, delta: float = 0.1, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Distances by category, pair and layer, raw and over the mean norm; who has collapsed; the FFN's bound.
+
+    A pair has collapsed in a layer if its states, averaged over templates, are nearer than `delta` times
+    their mean norm.
+    """
+    categories = {}
+    for name, pairs in PAIRS.items():
+        tell(name)
+        categories[name] = category(subject.model, subject.tokenizer, pairs, TEMPLATES[name], delta)
+    return {"delta": delta, "categories": categories}
+
+
+def category(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[Pair],
+    templates: Sequence[str],
+    delta: float,
+) -> dict[str, Any]:
+    usable = [pair for pair in pairs if _endings(tokenizer, pair) is not None]
+    result: dict[str, Any] = {
+        "pairs": [list(pair) for pair in usable],
+        "skipped": [list(pair) for pair in pairs if pair not in usable],
+        "templates": len(templates),
+    }
+    if not usable:
+        return result
+    distance_PL, relative_PL, mean_WLD, inputs_WLD = _measure(model, tokenizer, usable, templates)
+    apart_PL, norm_PL = _distance_and_norm(mean_WLD)
+    return result | {
+        "distance": distance_PL.tolist(),
+        "relative": relative_PL.tolist(),
+        "collapsed": (apart_PL <= delta * norm_PL).sum(0).tolist(),
+        "ffn": None if inputs_WLD is None else _ffn(model, inputs_WLD),
+    }
+
+
+def _measure(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[Pair],
+    templates: Sequence[str],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Mean distances, raw and relative; then mean states and mean inputs of the FFNs."""
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    distance, relative, states, inputs = [], [], [], []
+    for template in templates:
+        prefix = start + tokenizer(template, add_special_tokens=False).input_ids
+        ids = [prefix + ending for pair in pairs for ending in _endings(tokenizer, pair) or []]
+        by_length: dict[int, list[int]] = {}
+        for word, sequence in enumerate(ids):
+            by_length.setdefault(len(sequence), []).append(word)
+        found: list[Any] = [None] * len(ids)
+        for words in by_length.values():
+            batch = torch.tensor([ids[word] for word in words], device=model.device)
+            for word, *seen in zip(words, *last_states(model, batch), strict=True):
+                found[word] = seen
+        states_WLD = torch.stack([seen[0] for seen in found])
+        apart_PL, norm_PL = _distance_and_norm(states_WLD)
+        distance.append(apart_PL)
+        relative.append(apart_PL / norm_PL)
+        states.append(states_WLD)
+        if len(found[0]) > 1:
+            inputs.append(torch.stack([seen[1] for seen in found]))
+
+    def mean(values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(values).mean(0)
+
+    return mean(distance), mean(relative), mean(states), mean(inputs) if inputs else None
+
+
+def last_states(model: PreTrainedModel, ids_WT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The state of the last token after each layer, W x L x D, and the input of each FFN, if it is known.
+
+    Of a model whose layers are not known the states are those it returns, the last one after its final norm.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    if layers is None:
+        states = model(ids_WT, output_hidden_states=True, use_cache=False).hidden_states[1:]
+        return (torch.stack([state[:, -1].float() for state in states], 1),)
+    with _watching(layers) as seen:
+        model(ids_WT, use_cache=False)
+    return tuple(torch.stack(found, 1) for found in seen.values() if len(found) == len(layers))
+
+
+@contextmanager
+def _watching(layers: nn.ModuleList) -> Iterator[dict[str, list[torch.Tensor]]]:
+    seen: dict[str, list[torch.Tensor]] = {"states": [], "inputs": []}
+
+    def after_layer(module: nn.Module, arguments: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        seen["states"].append(hidden[:, -1].float())
+
+    def before_ffn(module: nn.Module, arguments: Any) -> None:
+        seen["inputs"].append(arguments[0][:, -1].float())
+
+    hooks = [layer.register_forward_hook(after_layer) for layer in layers]
+    ffns = [layer.get_submodule("mlp") for layer in layers if hasattr(layer, "mlp")]
+    hooks += [ffn.register_forward_pre_hook(before_ffn) for ffn in ffns]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _endings(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[list[int]] | None:
+    """The ids of both words after a space, if they differ in their last token alone."""
+    first, second = (tokenizer(f" {word}", add_special_tokens=False).input_ids for word in pair)
+    same = len(first) == len(second) and first[:-1] == second[:-1] and first != second
+    # A word of several tokens may share all but its last with the other, as " 17" does after a bare space.
+    plain = all(not tokenizer.decode(ids[:-1]).strip() for ids in (first, second))
+    return [first, second] if same and plain else None
+
+
+def _distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of pairs that follow one another among the words: their distance, and their mean norm, P x L."""
+    first, second = states_WLD[0::2], states_WLD[1::2]
+    norms = torch.linalg.vector_norm(states_WLD, dim=-1)
+    return torch.linalg.vector_norm(first - second, dim=-1), (norms[0::2] + norms[1::2]) / 2
+
+
+def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor) -> dict[str, Any]:
+    """By layer, means over pairs: how far apart the FFN's inputs are, its largest slope between them, their
+    product, which no separation exceeds, and the separation there is."""
+    found: dict[str, list[float]] = {"input_distance": [], "slope": [], "bound": [], "separation": []}
+    for layer, inputs_WD in zip(model.base_model.layers, inputs_WLD.unbind(1), strict=True):
+        ffn = layer.mlp
+        words_WD = inputs_WD.to(next(ffn.parameters()).dtype)
+        first, second = words_WD[0::2], words_WD[1::2]
+        apart_P = torch.linalg.vector_norm((first - second).float(), dim=-1)
+        slope_P = largest_slope(ffn, first, second)
+        separation_P = torch.linalg.vector_norm((ffn(first) - ffn(second)).float(), dim=-1)
+        for name, values in (
+            ("input_distance", apart_P),
+            ("slope", slope_P),
+            ("bound", slope_P * apart_P),
+            ("separation", separation_P),
+        ):
+            found[name].append(values.mean().item())
+    return found
+
+
+def largest_slope(
+    function: Callable[[torch.Tensor], torch.Tensor], first_PD: torch.Tensor, second_PD: torch.Tensor
+) -> torch.Tensor:
+    """The largest norm of the Jacobian on the segment between two points, for each pair.
+
+    A gated FFN has no slope that holds everywhere, but it has one on a segment. The power method, at points
+    spread evenly.
+    """
+    shares = torch.linspace(0, 1, POINTS, dtype=first_PD.dtype, device=first_PD.device)[:, None, None]
+    points = (first_PD + shares * (second_PD - first_PD)).flatten(0, 1)
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(points.shape, generator=generator).to(points)
+    norm = torch.zeros(len(points), device=points.device)
+    for _ in range(ITERATIONS):
+        direction = torch.nn.functional.normalize(direction, dim=-1)
+        pushed = torch.func.jvp(function, (points,), (direction,))[1]
+        norm = torch.linalg.vector_norm(pushed.float(), dim=-1)
+        (direction,) = torch.func.vjp(function, points)[1](pushed)
+    return norm.view(POINTS, -1).amax(0)

@@ -1,0 +1,38 @@
+"""The squared gradient that each token's rows collected, as the trainer recorded it (Proposition 3.2)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tide_lm.analysis.by_bin import decile_means
+from tide_lm.data.frequency import FrequencyBins
+
+
+def gradients(run: Path, bins: FrequencyBins) -> dict[str, Any]:
+    """Means by decile of E's input part, E's head part and each table; and how far the tables amplify.
+
+    `amplification` is all tables together over the input part of E: K, if each table's gradient were as
+    large.
+    """
+    path = run / "results" / "gradients.safetensors"
+    if not path.exists():
+        raise ValueError(f"{run} recorded no gradients: train with --set train.record_gradients=true")
+    used = load_file(path)
+    found: dict[str, Any] = {
+        name: decile_means(used[name], bins) for name in ("embedding_input", "embedding_head")
+    }
+    if "tables" not in used:
+        return found
+    tables_VK = used["tables"]
+    found["tables"] = [decile_means(tables_VK[:, block], bins) for block in range(tables_VK.shape[1])]
+    together = decile_means(tables_VK.sum(-1), bins)
+    found["amplification"] = [
+        _ratio(tables, e) for tables, e in zip(together, found["embedding_input"], strict=True)
+    ]
+    return found
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or not below else float(np.divide(above, below))

@@ -1,0 +1,42 @@
+"""Perplexity with the memory of one layer taken out at a time: figure 11."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.subject import Subject
+
+
+def layer_drop(
+    subject: Subject,
+    texts: dict[str, Path],
+    windows: Windows,
+    text_field: str = "text",
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """For each text the perplexity with all layers, without each one, and without any."""
+    model = subject.tide
+    layers = range(model.config.num_hidden_layers)
+
+    def without(text: Path, dropped: list[int]) -> float:
+        found = perplexity(
+            model, subject.tokenizer, text, windows, text_field=text_field, drop_memory_layers=dropped
+        )
+        return found["perplexity"]
+
+    found = {}
+    for name, text in texts.items():
+        tell(f"{name}, all layers")
+        full = without(text, [])
+        dropped = []
+        for layer in layers:
+            tell(f"{name}, without layer {layer}")
+            dropped.append(without(text, [layer]))
+        found[name] = {
+            "full": full,
+            "without_layer": dropped,
+            "change": [value / full - 1 for value in dropped],
+            "without_any": without(text, list(layers)),
+        }
+    return {"window": windows.size, "stride": windows.stride, "texts": found}

@@ -1,0 +1,48 @@
+"""Norms of embedding rows by frequency: figure 1, for E and for each table."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tide_lm.analysis.by_bin import decile_means, group_spread
+from tide_lm.checkpoint import steps
+from tide_lm.data.frequency import FrequencyBins
+from tide_lm.evaluate.subject import Subject, open_subject
+from tide_lm.model import TideForCausalLM
+from tide_lm.runs import RunDirectory
+
+
+def norms(subject: Subject, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Mean norm by decile, the spread of rare and common rows, and the same means at every checkpoint."""
+    bins = subject.bins
+    embedding_V = row_norms(subject.model.get_input_embeddings().weight)
+    return {
+        "embedding": decile_means(embedding_V, bins),
+        "tables": _table_means(subject, bins),
+        "spread": group_spread(embedding_V, bins),
+        "growth": _growth(subject, bins, tell),
+    }
+
+
+def row_norms(rows_VD: torch.Tensor) -> np.ndarray:
+    return torch.linalg.vector_norm(rows_VD.detach().float(), dim=-1).cpu().numpy()
+
+
+def _table_means(subject: Subject, bins: FrequencyBins) -> list[list[float | None]]:
+    """By block, as trained: before the norm."""
+    if not isinstance(subject.model, TideForCausalLM) or subject.model.model.memory is None:
+        return []
+    norms_VK = row_norms(subject.model.model.memory.weight)
+    return [decile_means(norms_VK[:, block], bins) for block in range(norms_VK.shape[1])]
+
+
+def _growth(subject: Subject, bins: FrequencyBins, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    found = []
+    for step in steps(RunDirectory(subject.run).checkpoints):
+        tell(f"checkpoint of step {step}")
+        then = open_subject(str(subject.run), step=step)
+        norms_V = row_norms(then.model.get_input_embeddings().weight)
+        found.append({"step": step, "tokens": then.tokens, "embedding": decile_means(norms_V, bins)})
+    return found

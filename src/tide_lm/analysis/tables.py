@@ -1,0 +1,124 @@
+"""The tables as directions: distances between E and the blocks (figure 9), neighbours (figure 13, table 6).
+
+V vocabulary, K blocks, D hidden, N tokens asked for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tide_lm.data.frequency import COMMON, RARE, FrequencyBins
+from tide_lm.evaluate.subject import Subject
+from tide_lm.model import TideForCausalLM
+
+CHUNK = 4096
+NEIGHBOURS = 10
+
+
+def directions(model: TideForCausalLM, table: int, ids: torch.Tensor) -> torch.Tensor:
+    """Unit rows of E (table 0) or of M_k (table k, from 1), as layers receive them: with norm and gain."""
+    if table == 0:
+        rows_ND = model.get_input_embeddings().weight[ids]
+    else:
+        assert model.model.memory is not None
+        rows_ND = model.model.memory(ids[None]).rows_UKD[:, table - 1]
+    return torch.nn.functional.normalize(rows_ND.float(), dim=-1)
+
+
+def names(model: TideForCausalLM) -> list[str]:
+    return ["E", *(f"M{block + 1}" for block in range(model.config.num_memory_blocks))]
+
+
+@torch.no_grad()
+def distances(subject: Subject) -> dict[str, Any]:
+    """Mean cosine distance over the ids that occur, or all if that is not known, of every two tables."""
+    model = subject.tide
+    ids_N = _known_ids(subject).to(model.device)
+    tables = names(model)
+    cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
+    for ids in ids_N.split(CHUNK):
+        rows = torch.stack([directions(model, table, ids) for table in range(len(tables))])
+        cosines += torch.einsum("and,bnd->ab", rows, rows).double()
+    return {
+        "tables": tables,
+        "ids": len(ids_N),
+        "distance": (1 - cosines / len(ids_N)).tolist(),
+    }
+
+
+@torch.no_grad()
+def neighbours(
+    subject: Subject, words: Sequence[str] = (), sample: int = 200, seed: int = 0
+) -> dict[str, Any]:
+    """The overlap of nearest neighbours in E and in each block, for rare and common ids; and those of words.
+
+    A neighbour is an id that occurs in the counts.
+    """
+    model = subject.tide
+    candidates = _known_ids(subject)
+    generator = np.random.default_rng(seed)
+    result: dict[str, Any] = {"neighbours": NEIGHBOURS, "tables": names(model), "seed": seed}
+    for name, deciles in (("rare", RARE), ("common", COMMON)):
+        members = np.flatnonzero(np.isin(subject.bins.bins_V, list(deciles)))
+        chosen = np.sort(generator.permutation(members)[:sample])
+        result[name] = _overlap(nearest(model, torch.from_numpy(chosen), candidates))
+    result["words"] = {word: _of_word(subject, word, candidates) for word in words}
+    return result
+
+
+def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> list[np.ndarray]:
+    """For each table, the ids nearest by cosine to each id, itself left out: N x 10."""
+    candidates, ids_N = candidates.to(model.device), ids_N.to(model.device)
+    found = []
+    for table in range(model.config.num_memory_blocks + 1):
+        asked_ND = directions(model, table, ids_N)
+        cosines = torch.cat(
+            [asked_ND @ directions(model, table, part).T for part in candidates.split(CHUNK)], dim=1
+        )
+        cosines[ids_N[:, None] == candidates] = -torch.inf
+        best = cosines.topk(min(NEIGHBOURS, len(candidates) - 1), dim=1).indices
+        found.append(candidates[best].cpu().numpy())
+    return found
+
+
+def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
+    first, second = set(a), set(b)
+    return len(first & second) / len(first | second)
+
+
+def _overlap(found: list[np.ndarray]) -> dict[str, Any]:
+    """By block, Jaccard's index with E's neighbours for each id asked for."""
+    base, *blocks = found
+    return {
+        "ids": len(base),
+        "jaccard": [
+            [jaccard(e, m) for e, m in zip(base.tolist(), block.tolist(), strict=True)] for block in blocks
+        ],
+    }
+
+
+def _of_word(subject: Subject, word: str, candidates: torch.Tensor) -> dict[str, Any]:
+    id = single_token(subject, word)
+    found = nearest(subject.tide, torch.tensor([id]), candidates)
+    return {
+        "id": id,
+        "neighbours": [[subject.tokenizer.decode([other]) for other in table[0].tolist()] for table in found],
+        "jaccard": [jaccard(found[0][0].tolist(), table[0].tolist()) for table in found[1:]],
+    }
+
+
+def single_token(subject: Subject, word: str) -> int:
+    """The id of a word with a space before it, or without."""
+    for text in (f" {word}", word):
+        ids = subject.tokenizer(text, add_special_tokens=False).input_ids
+        if len(ids) == 1:
+            return ids[0]
+    raise ValueError(f"{word!r} is not a single token of {subject.name}'s tokenizer: choose another word")
+
+
+def _known_ids(subject: Subject) -> torch.Tensor:
+    bins: FrequencyBins | None = subject.frequencies
+    vocabulary = subject.model.get_input_embeddings().num_embeddings
+    return torch.arange(vocabulary) if bins is None else torch.from_numpy(np.flatnonzero(bins.counts_V))

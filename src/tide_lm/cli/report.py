@@ -1,0 +1,19 @@
+"""`tide-lm report`: one HTML page of all results of some runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is the reference.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", show_default="RUN/report/index.html", help="The file to write."),
+    ] = None,
+) -> None:
+    """Write a self-contained HTML page that compares runs, beside the paper; it only reads results."""
+    from tide_lm.report.page import write_report
+
+    typer.echo(write_report(runs, out or runs[0] / "report" / "index.html"))

@@ -1,0 +1,68 @@
+"""Options that evaluation and analysis share: what to read, how, and whose frequencies count."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tide_lm.evaluate.perplexity import Windows
+    from tide_lm.evaluate.subject import Subject
+
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        show_default="the held-out part of the run's data",
+        help="A file, folder or glob to read, prepared data, or NAME=FILE; repeatable.",
+    ),
+]
+TextField = Annotated[str, typer.Option("--text-field", help="Where records hold their text.")]
+Counts = Annotated[
+    Path | None,
+    typer.Option("--counts", help="Prepared data or a file of counts, instead of those of the run's data."),
+]
+Window = Annotated[
+    int | None,
+    typer.Option("--window", min=2, show_default="the training sequence", help="Tokens of a window."),
+]
+Stride = Annotated[
+    int | None, typer.Option("--stride", min=1, show_default="half a window", help="Tokens between windows.")
+]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences at once.")]
+Run = Annotated[
+    Path | None,
+    typer.Option("--run", show_default="the model's run, or runs/NAME", help="Whose results/ to fill."),
+]
+
+
+def named_texts(texts: list[str] | None) -> dict[str, Path]:
+    """Each text under its name: that given, or the file's."""
+    found: dict[str, Path] = {}
+    for text in texts or ():
+        name, equals, path = text.partition("=")
+        if not equals:
+            name, path = Path(text).name.split(".")[0], text
+        if name in found:
+            raise typer.BadParameter(f"two texts are called {name!r}: name them, as in --text {name}2={path}")
+        found[name] = Path(path)
+    return found
+
+
+def chosen_texts(subject: "Subject", texts: dict[str, Path]) -> dict[str, Path]:
+    """Those given, or what the model's run holds out."""
+    if texts:
+        return texts
+    if subject.data is None:
+        raise typer.BadParameter(f"the data that {subject.name} was trained on are not known: give --text")
+    return {"held-out": subject.data}
+
+
+def chosen_windows(subject: "Subject", window: int | None, stride: int | None, batch: int) -> "Windows":
+    from tide_lm.evaluate.perplexity import Windows
+
+    longest = getattr(subject.model.config, "max_position_embeddings", 2048)
+    size = window or subject.sequence or min(longest, 2048)
+    if size > longest:
+        raise typer.BadParameter(f"--window is {size:,}, and {subject.name} can take {longest:,} tokens")
+    return Windows(size, stride or max(size // 2, 1), batch)

@@ -1,0 +1,201 @@
+"""Perplexity of a text in strided windows: a long text costs no more memory than a short one.
+
+A document is BOS, if the tokenizer has one, and its tokens. Windows of W tokens start every S tokens, and
+each predicts the tokens that no window before has: every token once, from at least W - S before it, except at
+the beginning of a document. B windows of a batch, T tokens, N predicted ones.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from tide_lm.data import sources, tokenizers
+from tide_lm.data.encoding import Encoder
+from tide_lm.data.frequency import FrequencyBins, LossByBin
+from tide_lm.data.shards import MANIFEST, TokenSplit
+from tide_lm.ops.cross_entropy import chunked_cross_entropy
+
+Progress = Callable[[int], None]
+HELD_OUT_PIECE = 2**16  # tokens
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a text is cut: windows of `size` tokens, one every `stride`, so many at once."""
+
+    size: int
+    stride: int
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stride <= self.size:
+            raise ValueError(
+                f"the stride is {self.stride} and the window {self.size}: the stride is at least 1, and no "
+                "longer than the window"
+            )
+
+
+class Window(NamedTuple):
+    """T + 1 tokens, of which those from place `first` on are predicted."""
+
+    ids: np.ndarray
+    first: int
+
+
+@dataclass
+class TextSize:
+    words: int = 0
+    bytes: int = 0
+
+
+def cut(pieces: Iterable[np.ndarray], windows: Windows) -> Iterator[Window]:
+    """The windows of one document, whose tokens come in pieces."""
+    held, first = np.empty(0, np.int64), 1
+    ended = False
+    source = iter(pieces)
+    while not ended:
+        while len(held) <= windows.size + 1 and not ended:
+            piece = next(source, None)
+            ended = piece is None
+            if piece is not None:
+                held = np.concatenate([held, piece])
+        while len(held) > windows.size + 1 or (ended and len(held) > first):
+            yield Window(held[: windows.size + 1], first)
+            if len(held) <= windows.size + 1:
+                break
+            held, first = held[windows.stride :], windows.size - windows.stride + 1
+
+
+def document_tokens(
+    source: str, text_field: str, tokenizer: PreTrainedTokenizerBase, size: TextSize
+) -> Iterator[Iterator[np.ndarray]]:
+    """The tokens of each document, in pieces; the text's size is counted on the way.
+
+    Of prepared data it is the validation split, as one document whose words are not known.
+    """
+    if (Path(source) / MANIFEST).exists():
+        yield _held_out(Path(source), tokenizer)
+        return
+    backend = tokenizers.plain_backend(tokenizer).to_str()
+    encoder = Encoder(backend, "int64", tokenizer.bos_token_id)
+
+    def pieces(text: str) -> Iterator[np.ndarray]:
+        for piece in encoder.pieces(text, "text"):
+            yield encoder.tokens(piece, encoder([piece.text])[0])
+
+    for _, text in sources.documents(source, text_field):
+        size.words += len(text.split())
+        size.bytes += len(text.encode())
+        yield pieces(text)
+
+
+def _held_out(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    split = TokenSplit(folder, "validation")
+    if tokenizers.fingerprint(tokenizer) != split.manifest.tokenizer_sha256:
+        raise ValueError(
+            f"{folder} was prepared with another tokenizer than the model's: prepare it with that"
+        )
+    for start in range(0, len(split), HELD_OUT_PIECE):
+        yield split.read(start, min(HELD_OUT_PIECE, len(split) - start)).astype(np.int64)
+
+
+def token_losses(
+    model: PreTrainedModel, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """The loss of each target, B x T, of any causal model."""
+    if isinstance(model, LlamaForCausalLM):  # whose logits need not all exist at once
+        hidden_BTD = model.model(inputs_BT, use_cache=False, **options).last_hidden_state
+        losses_N = chunked_cross_entropy(
+            hidden_BTD.flatten(0, 1), model.lm_head.weight, targets_BT.flatten()
+        ).per_token_N
+    else:
+        logits_BTV = model(inputs_BT, use_cache=False, **options).logits
+        losses_N = torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none"
+        )
+    return losses_N.view_as(targets_BT)
+
+
+def batched(windows: Iterable[Window], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Ids, filled up on the right where no predicted token sees it, and which places are predicted."""
+    waiting: list[Window] = []
+
+    def stacked() -> tuple[torch.Tensor, torch.Tensor]:
+        longest = max(len(window.ids) for window in waiting)
+        ids = np.zeros((len(waiting), longest), np.int64)
+        predicted = np.zeros((len(waiting), longest), bool)
+        for row, window in enumerate(waiting):
+            ids[row, : len(window.ids)] = window.ids
+            predicted[row, window.first : len(window.ids)] = True
+        return torch.from_numpy(ids), torch.from_numpy(predicted)
+
+    for window in windows:
+        waiting.append(window)
+        if len(waiting) == size:
+            yield stacked()
+            waiting = []
+    if waiting:
+        yield stacked()
+
+
+@torch.no_grad()
+def perplexity(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Path,
+    windows: Windows,
+    bins: FrequencyBins | None = None,
+    text_field: str = "text",
+    progress: Progress = lambda tokens: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Loss and perplexity by token and by word, bits a byte, and the loss by decile if bins are given.
+
+    `options` go to the model's forward.
+    """
+    size = TextSize()
+    losses = LossByBin(bins or FrequencyBins.none(_vocabulary(model)))
+    documents = document_tokens(str(text), text_field, tokenizer, size)
+    cuts = (window for document in documents for window in cut(document, windows))
+    tokens = 0
+    for ids, predicted in batched(cuts, windows.batch):
+        ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
+        found = token_losses(model, ids[:, :-1], ids[:, 1:], **options)
+        losses.add(found[predicted], ids[:, 1:][predicted])
+        tokens += int(predicted.sum())
+        progress(tokens)
+    if tokens < windows.size:
+        raise ValueError(
+            f"{text} has {tokens:,} tokens to predict, fewer than one window of {windows.size:,}: "
+            "give more text, or a shorter --window"
+        )
+    result = losses.result()
+    nats = result["loss"] * tokens
+    summary = {
+        "perplexity": math.exp(result["loss"]),
+        "word_perplexity": _exp(nats / size.words) if size.words else None,
+        "bits_per_byte": nats / math.log(2) / size.bytes if size.bytes else None,
+        "words": size.words,
+        "bytes": size.bytes,
+        "window": windows.size,
+        "stride": windows.stride,
+    }
+    return summary | (result if bins is not None else {"loss": result["loss"], "tokens": tokens})
+
+
+def _exp(value: float) -> float | None:
+    """None where it is larger than any number."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return None
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    return model.get_input_embeddings().num_embeddings

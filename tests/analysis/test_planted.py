@@ -1,0 +1,276 @@
+"""Each analysis on data where the right answer is known."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch import nn
+
+from tide_lm import estimate, presets
+from tide_lm.analysis import collapse, tables
+from tide_lm.analysis.by_bin import decile_means, group_spread
+from tide_lm.analysis.contexts import PAIRS, TEMPLATES
+from tide_lm.analysis.footprint import footprint
+from tide_lm.analysis.gradients import gradients
+from tide_lm.analysis.layer_drop import layer_drop
+from tide_lm.analysis.norms import norms
+from tide_lm.analysis.routing import routing
+from tide_lm.analysis.updates import updates
+from tide_lm.data.frequency import FrequencyBins
+from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.subject import Subject, open_subject
+
+WINDOWS = Windows(16, 16, 4)
+
+
+@pytest.fixture
+def bins():
+    """Twenty ids of the small tokenizer in ten deciles, two each, in the order of ids; the rest unbinned."""
+    bins_V, counts_V = np.full(300, -1, np.int8), np.zeros(300, np.int64)
+    bins_V[100:120] = np.arange(20) // 2
+    counts_V[100:120] = np.arange(1, 21)
+    return FrequencyBins(bins_V, counts_V)
+
+
+@pytest.fixture
+def subject(tiny_model, tokenizer, bins, tmp_path):
+    model = tiny_model(vocab_size=300, tie_word_embeddings=False)
+    return Subject("planted", tmp_path, model, tokenizer, bins)
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(
+        "every token knows the layer beneath the context, and every layer too. " * 6
+    )
+    return tmp_path / "text.txt"
+
+
+def test_means_by_decile_are_those_of_the_ids(bins):
+    values = np.arange(300, dtype=float)
+    assert decile_means(values, bins) == [100.5 + 2 * decile for decile in range(10)]
+    spread = group_spread(values, bins)
+    assert spread["rare"]["ids"] == 6
+    assert spread["rare"]["mean"] == pytest.approx(102.5)
+    assert sum(spread["common"]["histogram"]) == 6
+    empty = FrequencyBins.none(300)
+    assert decile_means(values, empty) == [None] * 10
+    assert group_spread(values, empty)["rare"]["mean"] is None
+
+
+def test_norms_are_those_of_planted_rows(subject):
+    with torch.no_grad():
+        rows = subject.model.get_input_embeddings().weight
+        rows.copy_(nn.functional.normalize(torch.randn_like(rows), dim=-1))
+        rows[100:120] *= torch.arange(1.0, 21.0)[:, None]
+    found = norms(subject)
+    assert found["embedding"] == pytest.approx([1.5 + 2 * decile for decile in range(10)])
+    assert len(found["tables"]) == 3
+    assert found["growth"] == []
+
+
+def test_norms_grow_from_checkpoint_to_checkpoint(trained):
+    found = norms(open_subject(str(trained)))
+    assert [(point["step"], point["tokens"]) for point in found["growth"]] == [(2, 256), (4, 512)]
+    assert found["growth"][-1]["embedding"] == pytest.approx(found["embedding"])
+
+
+def test_updates_have_both_columns_and_saturate():
+    counts = np.array([1] * 50 + [10**6] * 50)
+    bins = FrequencyBins(np.arange(100).astype(np.int8) // 10, counts)
+    found = updates(bins, 200e9, 8, 2048)
+    rare, common = found["rows"]["0"], found["rows"]["common"]
+    steps = 200e9 / (8 * 2048)
+    assert rare["occurrences"] == pytest.approx(200e9 / counts.sum())
+    assert rare["expected_updates"] == pytest.approx(rare["occurrences"], rel=0.01)
+    assert common["expected_updates"] == pytest.approx(steps)
+    assert common["occurrences"] > 300 * steps
+    bound = estimate.gradient_ratio_bound(1 / counts.sum(), 10**6 / counts.sum(), 8, 2048)
+    assert rare["ratio_bound"] == pytest.approx(bound)
+
+
+def test_gradients_are_read_and_the_amplification_is_k_where_tables_are_equal(tmp_path, bins):
+    (tmp_path / "results").mkdir()
+    recorded = {
+        "embedding_input": np.arange(300.0),
+        "embedding_head": np.full(300, 2.0),
+        "tables": np.repeat(np.arange(300.0)[:, None], 4, 1),
+    }
+    save_file(recorded, tmp_path / "results" / "gradients.safetensors")
+    found = gradients(tmp_path, bins)
+    assert found["embedding_input"] == [100.5 + 2 * decile for decile in range(10)]
+    assert found["embedding_head"] == [2.0] * 10
+    assert found["amplification"] == [4.0] * 10
+    with pytest.raises(ValueError, match=r"train\.record_gradients=true"):
+        gradients(tmp_path / "none", bins)
+
+
+def test_a_constant_router_gives_flat_rows(subject, text):
+    with torch.no_grad():
+        for layer in subject.model.model.layers:
+            layer.router.weight.zero_()
+    found = routing(subject, text, WINDOWS)
+    for layer in found["by_layer"]:
+        for row, tokens in zip(layer, found["tokens"], strict=True):
+            assert (row is None) == (tokens == 0)
+            assert row is None or row == pytest.approx([0.25] * 4)
+
+
+def test_routing_is_the_mean_over_input_tokens_of_each_decile(subject, text, tokenizer):
+    ids = [tokenizer.bos_token_id, *tokenizer(text.read_text()).input_ids]
+    bins_V = np.where(np.arange(300) % 2, 3, -1).astype(np.int8)
+    bins_V[tokenizer.bos_token_id] = 7
+    subject = replace(subject, frequencies=FrequencyBins(bins_V, np.ones(300, np.int64)))
+    sums, counts = torch.zeros(2, 11, 4, dtype=torch.float64), torch.zeros(11)
+    for begin in range(0, len(ids) - 1, 16):
+        window = torch.tensor([ids[begin : min(begin + 16, len(ids) - 1)]])
+        with torch.no_grad():
+            weights = subject.model(window, output_router_weights=True).router_weights
+        for place, id in enumerate(window[0].tolist()):
+            row = bins_V[id] if bins_V[id] >= 0 else 10
+            counts[row] += 1
+            for layer in range(2):
+                sums[layer, row] += weights[layer][0, place].double()
+    found = routing(subject, text, WINDOWS)
+    assert found["tokens"] == counts.tolist()
+    for layer in range(2):
+        for row in (3, 7, 10):
+            expected = (sums[layer, row] / counts[row]).tolist()
+            assert found["by_layer"][layer][row] == pytest.approx(expected, abs=1e-6)
+
+
+def test_dropping_every_layer_is_the_base_path(subject, text, tiny_model, tokenizer):
+    found = layer_drop(subject, {"text": text}, WINDOWS)["texts"]["text"]
+    base = tiny_model(vocab_size=300, tie_word_embeddings=False, num_memory_blocks=0)
+    base.load_state_dict(subject.model.state_dict(), strict=False)
+    assert found["full"] == perplexity(subject.model, tokenizer, text, WINDOWS)["perplexity"]
+    expected = perplexity(base, tokenizer, text, WINDOWS)["perplexity"]
+    assert found["without_any"] == pytest.approx(expected, rel=1e-6)
+    assert len(found["without_layer"]) == 2
+    assert found["change"][0] == pytest.approx(found["without_layer"][0] / found["full"] - 1)
+
+
+def test_distances_of_planted_tables(subject):
+    memory = subject.model.model.memory
+    with torch.no_grad():
+        rows = subject.model.get_input_embeddings().weight
+        memory.norm.weight.fill_(1)
+        memory.weight[:, 0], memory.weight[:, 1] = 3 * rows, -rows
+    found = tables.distances(subject)
+    assert found["tables"] == ["E", "M1", "M2", "M3"]
+    assert found["ids"] == 20
+    distance = np.array(found["distance"])
+    assert distance[0] == pytest.approx([0, 0, 2, distance[0, 3]], abs=1e-5)
+    assert 0.7 < distance[0, 3] < 1.3
+    assert np.allclose(distance, distance.T)
+
+
+def test_planted_neighbours_are_found(subject, tokenizer):
+    """Ids that occur lie on a circle in their order: neighbours are the next on both sides."""
+    memory = subject.model.model.memory
+    with torch.no_grad():
+        rows = subject.model.get_input_embeddings().weight
+        memory.norm.weight.fill_(1)
+        rows.normal_()
+        angle = torch.arange(20) / 20 * 2 * torch.pi
+        rows[100:120] = 0
+        rows[100:120, 0], rows[100:120, 1] = angle.cos(), angle.sin()
+        memory.weight[:, 0] = rows
+        memory.weight[:, 1] = rows
+        memory.weight[100:120, 1] = rows[100:120][(7 * torch.arange(20)) % 20]  # another order
+    known = torch.arange(100, 120)
+    e, same, other, _ = tables.nearest(subject.model, torch.tensor([105]), known)
+    assert set(e[0].tolist()) == {100, 101, 102, 103, 104, 106, 107, 108, 109, 110}
+    assert set(same[0].tolist()) == set(e[0].tolist())
+    assert set(other[0].tolist()) != set(e[0].tolist())
+    found = tables.neighbours(subject, sample=4)
+    assert found["rare"]["ids"] == 4
+    assert found["rare"]["jaccard"][0] == [1.0] * 4
+    assert max(found["common"]["jaccard"][1]) < 1
+    word = tables.neighbours(subject, [" layer".strip()])["words"]["layer"]
+    assert len(word["neighbours"]) == 4
+    with pytest.raises(ValueError, match="'unheardof' is not a single token"):
+        tables.neighbours(subject, ["unheardof"])
+
+
+PAIR = ("layer", "token")
+
+
+def collapsed(subject, **options):
+    return collapse.category(
+        subject.model, subject.tokenizer, [PAIR, ("unheardof", "layer")], ["every", "knows the"], 0.1
+    )
+
+
+def _ids(subject) -> list[int]:
+    return [tables.single_token(subject, word) for word in PAIR]
+
+
+def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(subject):
+    first, second = _ids(subject)
+    memory = subject.model.model.memory
+    with torch.no_grad():
+        for rows in (subject.model.get_input_embeddings().weight, memory.weight):
+            rows[second] = rows[first]
+    same = collapsed(subject)
+    assert same["pairs"] == [list(PAIR)]
+    assert same["skipped"] == [["unheardof", "layer"]]
+    assert same["distance"] == [[0.0, 0.0]]
+    assert same["collapsed"] == [1, 1]
+    with torch.no_grad():
+        memory.weight[second] = -memory.weight[first]
+    apart = collapsed(subject)
+    assert min(apart["distance"][0]) > 0.01
+    assert apart["collapsed"] == [0, 0]
+    for bound, separation in zip(apart["ffn"]["bound"], apart["ffn"]["separation"], strict=True):
+        assert separation <= bound * 1.001
+
+
+def test_distances_are_those_of_the_hidden_states(subject, tokenizer):
+    found = collapsed(subject)
+    expected = torch.zeros(2)
+    for template in ("every", "knows the"):
+        prefix = [tokenizer.bos_token_id, *tokenizer(template).input_ids]
+        with torch.no_grad():
+            states = [
+                subject.model(torch.tensor([[*prefix, id]]), output_hidden_states=True).hidden_states
+                for id in _ids(subject)
+            ]
+        expected[0] += (states[0][1][0, -1] - states[1][1][0, -1]).norm() / 2
+    assert found["distance"][0][0] == pytest.approx(expected[0].item(), rel=1e-5)
+    assert found["relative"][0][0] < found["distance"][0][0] or found["relative"][0][0] > 0
+
+
+def test_the_largest_slope_is_the_norm_of_a_linear_map_and_bounds_a_gated_one():
+    torch.manual_seed(0)
+    weight = torch.randn(6, 5)
+    first, second = torch.randn(3, 5), torch.randn(3, 5)
+    found = collapse.largest_slope(lambda x: x @ weight.T, first, second)
+    assert found.tolist() == pytest.approx([torch.linalg.matrix_norm(weight, 2).item()] * 3, rel=1e-3)
+    gated = nn.Linear(5, 5)
+
+    def ffn(x):
+        return nn.functional.silu(gated(x)) * x
+
+    slope = collapse.largest_slope(ffn, first, second)
+    change = (ffn(first) - ffn(second)).norm(dim=-1)
+    assert (change <= slope * (first - second).norm(dim=-1) * 1.001).all()
+
+
+def test_the_contexts_are_a_hundred_and_fifty_and_their_own():
+    assert PAIRS.keys() == TEMPLATES.keys()
+    templates = [template for group in TEMPLATES.values() for template in group]
+    assert len(set(templates)) == 150
+    assert all(len(set(pairs)) == len(pairs) and all(a != b for a, b in pairs) for pairs in PAIRS.values())
+
+
+def test_the_footprint_is_the_estimates():
+    shape = presets.get("tide-8e-1b").model
+    rows = {(row["blocks"], row["bits"]): row for row in footprint(shape)["rows"]}
+    assert rows[24, 4]["ssd_bytes"] == estimate.table_bytes(replace(shape, num_memory_blocks=24), 4)
+    assert rows[0, 8]["ssd_bytes"] == 0
+    assert round(rows[0, 8]["vram_bytes"] / 1e9, 2) == 1.03
+    json.dumps(footprint(shape))

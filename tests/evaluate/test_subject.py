@@ -1,0 +1,61 @@
+"""A run, its checkpoints, its export and other folders open as what they are."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tide_lm.evaluate.subject import open_subject
+
+
+def test_a_run_opens_as_its_export_with_the_frequencies_of_its_data(trained):
+    subject = open_subject(str(trained))
+    assert (subject.name, subject.run, subject.sequence) == ("run", trained, 32)
+    saved = load_file(trained / "export" / "model.safetensors")
+    assert torch.equal(subject.model.model.memory.weight, saved["model.memory.weight"])
+    assert subject.bins.counts_V.sum() > 1000
+    assert subject.tide is subject.model
+
+
+@pytest.mark.parametrize("how", ["step", "path"])
+def test_a_checkpoint_opens_with_its_weights_and_place(trained, how, token_ids):
+    if how == "step":
+        subject = open_subject(str(trained), step=4)
+    else:
+        subject = open_subject(str(trained / "checkpoints" / "00000004"))
+    assert (subject.step, subject.tokens, subject.run) == (4, 4 * 4 * 32, trained)
+    export = open_subject(str(trained / "export")).model
+    with torch.no_grad():
+        assert torch.equal(subject.model(token_ids).logits, export(token_ids).logits)
+    before = open_subject(str(trained), step=2).model
+    assert not torch.equal(before.model.memory.weight, export.model.memory.weight)
+
+
+def test_any_folder_of_a_causal_model_opens(tiny_model, tokenizer, tmp_path):
+    folder = tmp_path / "some-llama"
+    tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    subject = open_subject(str(folder), run=tmp_path / "results-here")
+    assert subject.run == tmp_path / "results-here"
+    with pytest.raises(ValueError, match="some-llama has no memory, which this needs"):
+        _ = subject.tide
+    with pytest.raises(ValueError, match="give --counts"):
+        _ = subject.bins
+    (tmp_path / "counts.json").write_text(json.dumps({"5": 3, "9": 1}))
+    counted = open_subject(str(folder), counts=tmp_path / "counts.json")
+    assert counted.bins.counts_V[5] == 3
+
+
+def test_what_cannot_be_opened_is_named(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere cannot be opened as a model"):
+        open_subject(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="no checkpoint of step 3: it has 2, 4"):
+        open_subject(str(trained), step=3)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    weights = next((run / "checkpoints" / "00000002").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"00000002 is damaged .*choose another step of 2, 4"):
+        open_subject(str(run), step=2)
