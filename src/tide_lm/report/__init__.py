@@ -1,0 +1,1 @@
+"""Figures and pages from the artefacts of run directories; nothing here measures."""

@@ -1,0 +1,26 @@
+"""All figures, in the order of the paper."""
+
+from tide_lm.report.figure import Figure
+from tide_lm.report.figures import benchmarks, collapse, loss, memory, neighbours, tokens
+
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        tokens.NORMS,
+        tokens.UPDATES,
+        collapse.COLLAPSE,
+        memory.FOOTPRINT,
+        tokens.GRADIENTS,
+        loss.LOSS_BY_DECILE,
+        collapse.SEPARATION,
+        benchmarks.BENCHMARKS,
+        loss.LOSS_BY_BLOCKS,
+        loss.PERPLEXITY,
+        memory.DISTANCES,
+        memory.ROUTING,
+        memory.LAYER_DROP,
+        neighbours.NEIGHBOURS,
+        neighbours.WORDS,
+        loss.TRAINING_LOSS,
+    )
+}

@@ -1,0 +1,233 @@
+"""How figures look: colours that colour-blind readers can tell apart, and SVG that is the same every time.
+
+matplotlib is imported where it is used, so that names and titles are known without it.
+"""
+
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tide_lm.report.figure import Figure, Panel, Runs
+from tide_lm.report.results import Run
+from tide_lm.report.wording import count, quantity, short
+from tide_lm.runs import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+# Okabe and Ito's, without black and yellow: one is the ink, the other cannot be seen on white.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+GROUPS = {"rare": "#d55e00", "mid": "#009e73", "common": "#0072b2"}
+MARKERS = "os^Dvp"
+STROKES: tuple[Any, ...] = ("-", "--", ":", "-.")
+INK, GRID = "#1f2329", "#d5d9e0"
+HEATMAP = "cividis"
+WIDTH = 4.6  # inches of a panel: a phone's screen, at the size of its letters
+DECILES = "frequency decile (0 rarest, 9 commonest)"
+
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.unicode_minus": True,
+    "figure.titlesize": 11,
+    "figure.titleweight": "bold",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 9.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,  # a token may hold dollar signs
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def write(figure: Figure, runs: Runs, folder: Path) -> list[Path]:
+    """NAME.svg and NAME.png of a figure, all its panels on one sheet."""
+    figure.demand(runs)
+    panels = figure.panels(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for kind in ("svg", "png"):
+        path = folder / f"{figure.name}.{kind}"
+        with _styled(figure.name):
+            content = BytesIO()
+            metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+            _sheet(panels).savefig(content, format=kind, dpi=160, metadata=metadata)
+        write_atomically(path, content.getvalue())
+        written.append(path)
+    return written
+
+
+def inline_svg(panel: Panel, name: str) -> str:
+    """A panel for an HTML page: no ids that another has, and ink and grid in the page's own colours."""
+    with _styled(name):
+        content = StringIO()
+        sheet = _sheet([panel])
+        sheet.patch.set_alpha(0)
+        sheet.savefig(content, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    svg = content.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    label = panel.alt.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        lambda found: f'<svg class="panel" viewBox="{found[1]}" role="img" aria-label="{label}">',
+        svg,
+        count=1,
+    ).strip()
+
+
+def _sheet(panels: Sequence[Panel]) -> "Canvas":
+    from matplotlib.figure import Figure as Canvas
+
+    columns = min(len(panels), 2 if len(panels) in (2, 4) else 3)
+    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
+    heights = [max(panel.height for panel in row) for row in rows]
+    sheet = Canvas(figsize=(WIDTH * columns, sum(heights)), layout="constrained")
+    grid = sheet.add_gridspec(len(rows), columns, height_ratios=heights)
+    for number, panel in enumerate(panels):
+        part = sheet.add_subfigure(grid[number // columns, number % columns])
+        part.suptitle(textwrap.fill(panel.title, 42), x=0.01, ha="left")
+        panel.draw(part.add_subplot())
+    sheet.draw_without_rendering()  # the layout settles once the labels are known
+    return sheet
+
+
+@contextmanager
+def _styled(salt: str) -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # tokens of scripts that the font lacks
+        yield
+
+
+def look(run: Run) -> dict[str, Any]:
+    """A run's colour, marker and stroke, the same in all figures."""
+    place = run.place
+    return {
+        "color": PALETTE[place % len(PALETTE)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": STROKES[place // len(PALETTE) % len(STROKES)],
+        "label": short(run.name),
+    }
+
+
+def sequence(length: int) -> list[Any]:
+    """Colours from blue to vermilion, for lines in an order; seen on light and on dark."""
+    from matplotlib.colors import to_rgb
+
+    first, last = to_rgb(PALETTE[0]), to_rgb(PALETTE[1])
+    shares = [place / max(length - 1, 1) for place in range(length)]
+    return [tuple(a + share * (b - a) for a, b in zip(first, last, strict=True)) for share in shares]
+
+
+def numbers(values: Sequence[float | None]) -> list[float]:
+    """For matplotlib, which leaves gaps at NaN."""
+    return [float("nan") if value is None else value for value in values]
+
+
+def by_decile(axes: "Axes", what: str, lines: Mapping[Run, Sequence[float | None]]) -> None:
+    """One line a run over the ten deciles."""
+    for run, values in lines.items():
+        axes.plot(range(len(values)), numbers(values), **look(run))
+    decile_axis(axes, what)
+    legend(axes)
+
+
+def legend(axes: "Axes", title: str | None = None) -> None:
+    """Below the axes, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(len(labels), 46 // (max(map(len, labels)) + 6)))
+    axes.legend(
+        handles,
+        labels,
+        title=title,
+        ncols=columns,
+        loc="upper left",
+        bbox_to_anchor=(-0.02, -0.2),
+        borderaxespad=0,
+        columnspacing=1.2,
+        alignment="left",
+    )
+
+
+def log_scale(axes: "Axes", **options: Any) -> None:
+    """A vertical log scale with plain numbers; `linthresh` makes it one through zero."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_yscale("symlog" if options else "log", **options)
+    plain = FuncFormatter(lambda value, _: count(value))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(NullFormatter() if options or high > 10 * low else plain)
+
+
+def token_axis(axes: "Axes") -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+    axes.set_xlabel("training tokens")
+
+
+def decile_axis(axes: "Axes", what: str) -> None:
+    axes.set_xticks(range(10))
+    axes.set_xlabel(DECILES)
+    axes.set_ylabel(what)
+
+
+def bars_by_decile(axes: "Axes", what: str, bars: Mapping[Run, Sequence[float | None]]) -> None:
+    """Bars side by side for each run over the ten deciles, with a line at zero."""
+    width = 0.8 / len(bars)
+    for number, (run, values) in enumerate(bars.items()):
+        places = [decile - 0.4 + width * (number + 0.5) for decile in range(len(values))]
+        axes.bar(places, numbers(values), width, color=look(run)["color"], label=short(run.name))
+    axes.axhline(0, color=INK, linewidth=0.8)
+    decile_axis(axes, what)
+    legend(axes)
+
+
+def heatmap(
+    axes: "Axes",
+    rows: Sequence[Sequence[float | None]],
+    what: str,
+    limits: tuple[float, float] | None = None,
+    written: str | None = None,
+) -> None:
+    """Cells with a colour bar, and their values in them if `written` is a format."""
+    import numpy as np
+
+    cells = np.ma.masked_invalid(np.array([numbers(row) for row in rows], dtype=float))
+    low, high = limits or (float(cells.min()), float(cells.max()))
+    image = axes.imshow(cells, cmap=HEATMAP, aspect="auto", interpolation="none", vmin=low, vmax=high)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    bar = axes.figure.colorbar(image, ax=axes, label=what, fraction=0.05, pad=0.02)
+    bar.outline.set_visible(False)
+    if written is None:
+        return
+    for (row, column), value in np.ndenumerate(cells):
+        if not np.ma.is_masked(value):
+            shade = "#000000" if value > (low + high) / 2 else "#ffffff"
+            text = format(float(value), written)
+            axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8)

@@ -1,0 +1,88 @@
+"""What a figure is: the results it reads, its panels, and the paper's numbers beside ours."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tide_lm.report.results import MissingError, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Runs = Sequence[Run]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes. `alt` tells what is on it to those who cannot see it."""
+
+    title: str
+    alt: str
+    draw: "Callable[[Axes], Any]"
+    height: float = 3.2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A number that the paper states, and ours: one for each run, in words."""
+
+    what: str
+    paper: str
+    place: str
+    ours: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: bool = True
+
+
+def nothing(runs: Runs) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or a table of the paper, drawn from the results of runs.
+
+    `needs` maps each result it reads to the keys it must have. `check` raises MissingError for anything else
+    that a run lacks. `at_least` is the number of runs it takes.
+    """
+
+    name: str
+    place: str
+    title: str
+    says: str
+    panels: Callable[[Runs], list[Panel]]
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    check: Callable[[Run], Any] = lambda run: None
+    at_least: int = 1
+    compare: Callable[[Runs], list[Comparison]] = nothing
+    tables: Callable[[Runs], list[Table]] = nothing
+    drawn_on_page: bool = True  # not, where its tables say all of it
+
+    def missing(self, run: Run) -> str | None:
+        """Why it cannot be drawn of a run, and what to do; None if it can."""
+        try:
+            for what, keys in self.needs.items():
+                run.result(what, *keys)
+            self.check(run)
+        except MissingError as error:
+            return str(error)
+        return None
+
+    def demand(self, runs: Runs) -> None:
+        """Raises unless it can be drawn of all these runs."""
+        for run in runs:
+            if reason := self.missing(run):
+                raise MissingError(reason)
+        if reason := self.too_few(runs):
+            raise MissingError(reason)
+
+    def too_few(self, runs: Runs) -> str | None:
+        if len(runs) >= self.at_least:
+            return None
+        return f"{self.name} compares runs, and {len(runs)} is given: give at least {self.at_least}"

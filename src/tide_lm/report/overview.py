@@ -1,0 +1,152 @@
+"""Runs side by side: what they are, their losses, and how each number was made."""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tide_lm.report.figure import Runs, Table
+from tide_lm.report.figures.loss import change, sources
+from tide_lm.report.results import Run
+from tide_lm.report.wording import MINUS, NOT_MEASURED, difference, nats, quantity
+
+ROWS = {
+    "rare": "rare (0 to 2)",
+    "mid": "mid (3 to 6)",
+    "common": "common (7 to 9)",
+    "unbinned": "in no decile",
+}
+
+
+class Headline(NamedTuple):
+    """A difference in held-out loss to the first run."""
+
+    run: str
+    group: str
+    change: float
+    losses: str
+
+
+class Origin(NamedTuple):
+    """Results that were made in one environment, and the commands that made them."""
+
+    environment: list[tuple[str, str]]
+    commands: list[tuple[str, str]]
+
+
+def facts(runs: Runs) -> Table:
+    """One row a fact, one column a run."""
+    rows: list[tuple[str, Callable[[Run], str]]] = [
+        ("preset", lambda run: run.config.model.preset if run.config else NOT_MEASURED),
+        ("memory blocks K", lambda run: NOT_MEASURED if run.blocks is None else str(run.blocks)),
+        ("parameters", lambda run: quantity(run.parameters.total if run.parameters else None)),
+        ("of these, in the tables", lambda run: quantity(run.parameters.tables if run.parameters else None)),
+        ("training tokens", lambda run: quantity(run.tokens)),
+        ("how the tables are trained", _table_policy),
+        ("held-out loss, nats", lambda run: nats(run.results.get("validation", {}).get("loss"))),
+    ]
+    texts = dict.fromkeys(text for run in runs for text in _texts(run))
+    cells = [(name, *(cell(run) for run in runs)) for name, cell in rows]
+    cells += [
+        (f"perplexity on {text}", *(nats(_texts(run).get(text, {}).get("perplexity")) for run in runs))
+        for text in texts
+    ]
+    return Table("The runs", ["", *(run.name for run in runs)], cells, numbers=False)
+
+
+def _table_policy(run: Run) -> str:
+    if run.config is None:
+        return NOT_MEASURED
+    return run.config.optim.table_policy if run.blocks else "no tables"
+
+
+def _texts(run: Run) -> dict[str, Any]:
+    return run.results.get("perplexity", {}).get("texts", {})
+
+
+def losses(runs: Runs) -> list[Table]:
+    """For each text that all runs were measured on: loss by decile and group, and differences."""
+    if not all(run.losses for run in runs):
+        return []
+    first, *others = runs
+    names = [f"{decile}" for decile in range(10)]
+    names[0], names[9] = "0, rarest", "9, commonest"
+    columns = ["decile", "tokens", first.name]
+    for run in others:
+        columns += [run.name, f"{run.name} {MINUS} {first.name}"]
+    tables = []
+    for source in sources(runs):
+        found = {run: run.losses[source] for run in runs}
+        tokens = found[first]["tokens_by_decile"]
+        rows = [
+            _row(name, tokens[decile], [found[run]["loss_by_decile"][decile] for run in runs])
+            for decile, name in enumerate(names)
+        ]
+        rows += [
+            _row(name, found[first][group]["tokens"], [found[run][group]["loss"] for run in runs])
+            for group, name in ROWS.items()
+        ]
+        rows.append(_row("all", found[first]["tokens"], [found[run]["loss"] for run in runs]))
+        what = "the held-out text of the training data" if source == "validation" else source
+        tables.append(
+            Table(f"Loss in nats on {what}, by the frequency of the predicted token", columns, rows)
+        )
+    return tables
+
+
+def _row(name: str, tokens: int, values: list[float | None]) -> tuple[str, ...]:
+    first, *others = values
+    cells = [_loss(first)]
+    for value in others:
+        apart = change(value, first)
+        cells += [_loss(value), "-" if apart is None else difference(apart)]
+    return (name, f"{tokens:,}", *cells)
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else nats(value)
+
+
+def headlines(runs: Runs) -> list[Headline]:
+    """How each run differs from the first on all, rare and common tokens of the first shared text."""
+    if len(runs) < 2 or not all(run.losses for run in runs) or not (shared := sources(runs)):
+        return []
+    source, first = shared[0], runs[0]
+    found = []
+    for run in runs[1:]:
+        for group, now, before in (
+            ("all tokens", run.losses[source], first.losses[source]),
+            *(
+                (f"{name} tokens", run.losses[source][name], first.losses[source][name])
+                for name in ("rare", "common")
+            ),
+        ):
+            apart = change(now["loss"], before["loss"])
+            if apart is not None:
+                told = f"{nats(now['loss'])} against {nats(before['loss'])}"
+                found.append(Headline(run.name, group, apart, told))
+    return found
+
+
+def origins(run: Run) -> list[Origin]:
+    """Commands in the order of their files, those of one environment together."""
+    grouped: dict[str, Origin] = {}
+    for name, result in run.results.items():
+        made = result.get("provenance")
+        if made is None:
+            continue
+        environment = _environment(made)
+        origin = grouped.setdefault(json.dumps(environment), Origin(environment, []))
+        seed = "" if made.get("seed") is None else f", seed {made['seed']}"
+        origin.commands.append((f"results/{name}.json{seed}", made.get("command", "not known")))
+    return list(grouped.values())
+
+
+def _environment(made: dict[str, Any]) -> list[tuple[str, str]]:
+    machine = made.get("machine", {})
+    gpus = ", ".join(machine.get("gpus") or ()) or "no GPU"
+    packages = {"Python": made.get("python"), **made.get("versions", {})}
+    return [
+        ("commit", made.get("commit") or "not known"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in packages.items())),
+        ("machine", f"{machine.get('cpu')}, {machine.get('cores')} cores, {gpus}; {machine.get('system')}"),
+    ]

@@ -1,0 +1,217 @@
+"""Every figure from planted results: its values, its files, and what it says when something is missing."""
+
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from report.conftest import SCRIPT
+
+from tide_lm.report import paper
+from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.drawing import inline_svg, write
+from tide_lm.report.figures import benchmarks, collapse, loss, memory, tokens
+from tide_lm.report.results import MissingError, open_runs
+from tide_lm.report.wording import MINUS
+
+OF_TIDE_ALONE = {"routing", "layer-drop", "distances", "neighbours", "words"}
+
+
+def usable(figure, paths):
+    return open_runs(paths[1:] if figure.name in OF_TIDE_ALONE else paths)
+
+
+def texts(svg: str) -> list[str]:
+    return [
+        "".join(node.itertext()) for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("text")
+    ]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_a_readable_svg_and_a_png(name, two_runs, tmp_path):
+    figure = FIGURES[name]
+    runs = usable(figure, two_runs)
+    svg, png = write(figure, runs, tmp_path)
+    assert (svg.name, png.name) == (f"{name}.svg", f"{name}.png")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    found = texts(svg.read_text())
+    for panel in figure.panels(runs):
+        assert panel.title.split(":")[0][:20] in " ".join(found)
+        assert panel.alt
+    assert "mathdefault" not in " ".join(found)
+    assert SCRIPT not in svg.read_text()
+    assert "dc:date" not in svg.read_text()
+
+
+def test_a_figure_is_the_same_each_time(two_runs, tmp_path):
+    once, again = (write(FIGURES["routing"], open_runs(two_runs[1:]), tmp_path / part) for part in "ab")
+    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_papers_numbers_stand_beside_one_of_each_run(name, two_runs):
+    figure = FIGURES[name]
+    runs = usable(figure, two_runs)
+    for row in figure.compare(runs):
+        assert len(row.ours) == len(runs)
+        assert row.what
+        assert row.paper
+    for table in figure.tables(runs):
+        assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_every_figure_and_table_of_the_paper_has_its_place():
+    places = [figure.place for figure in FIGURES.values()] + [place for place, _, _ in paper.ELSEWHERE]
+    wanted = {f"Figure {number}" for number in range(1, 15)} | {
+        f"Table {number}" for number in (1, 2, 4, 5, 6)
+    }
+    assert wanted | {"Proposition 3.2"} == set(places)
+    assert len(places) == len(set(places))
+
+
+def told(name: str, runs) -> dict[str, list[str]]:
+    return {row.what: list(row.ours) for row in FIGURES[name].compare(runs)}
+
+
+def test_the_values_are_those_of_the_results(two_runs):
+    runs = base, tide = open_runs(two_runs)
+    deciles = told("loss-by-decile", runs)
+    assert deciles["loss on the rarest decile against the first run, nats"] == [
+        "the first run",
+        f"{MINUS}0.200 ({MINUS}2.2 %)",
+    ]
+    rare, common = 0.2 * (1 - 1 / 20), 0.2 * (1 - 8 / 20)
+    assert deciles["difference on rare tokens over that on common ones"][1] == f"{rare / common:.2f}"
+    blocks = told("loss-by-blocks", runs)["loss on rare tokens, nats, and its difference to K = 0"]
+    assert blocks == ["8.500 (+0.000)", f"8.310 ({MINUS}0.190)"]
+    assert told("routing", [tide])["null bank, last layer, rarest to commonest decile"] == ["0.200 to 0.650"]
+    assert told("distances", [tide])["mean cosine distance of the tables to E"] == ["0.700 to 0.900"]
+    assert told("distances", [tide])["mean cosine distance between tables"] == ["0.400 to 0.600"]
+    assert told("layer-drop", [tide])["perplexity without layer 0"] == ["wiki +2,000.0 %"]
+    assert told("layer-drop", [tide])["perplexity without layer 13"] == ["not measured: it has fewer layers"]
+    assert told("words", [tide])["overlap of the tables with E for “asynchronously”"] == ["0.11 to 0.43"]
+    assert told("words", [tide])["overlap of the tables with E for “fred”"] == ["not measured"]
+    assert told("footprint", runs)["tables on SSD at K = 24, 4 bits"] == ["9.600 GB", "9.600 GB"]
+    assert told("norms", runs)["mean norm rises from decile to decile"] == ["at 9 of 9 steps"] * 2
+    assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == ["45.000", "44.800"]
+    amplified = told("gradients", runs)["gradient of all tables over that of E's input, decile 0"]
+    assert amplified == ["not measured", "1.5 (K = 3)"]
+    assert benchmarks.scores(base)[:2] == pytest.approx([30, 31])
+    assert tokens.gradient_lines(tide)["all 3 tables together"] == [1.5] * 10
+    assert memory.null_bank(tide.result("routing")["by_layer"][0])[0] == pytest.approx(0.1)
+
+
+def test_curves_are_means_over_the_pairs_that_all_runs_have(two_runs):
+    runs = base, tide = open_runs(two_runs)
+    assert collapse.curves(runs, "homophones", "distance") == {base: [2.0, 3.0], tide: [4.0, 6.0]}
+    tide.result("collapse")["categories"]["homophones"]["pairs"][1] = ["other", "pair"]
+    assert collapse.curves(runs, "homophones", "distance") == {base: [1.0, 2.0], tide: [2.0, 4.0]}
+
+
+def test_a_long_training_curve_is_drawn_by_its_means(two_runs, monkeypatch):
+    _, tide = open_runs(two_runs)
+    tokens_seen, losses = loss.training_curve(tide)
+    assert len(losses) == 59  # one step was left out
+    monkeypatch.setattr(loss, "CURVE_POINTS", 30)
+    tokens_seen, losses = loss.training_curve(tide)
+    assert (len(losses), tokens_seen[-1]) == (30, 6000)
+    assert losses[0] == pytest.approx(8 - 1.5 / 20)
+
+
+def test_benchmarks_are_in_the_papers_order_with_its_rows_below(two_runs):
+    (table,) = FIGURES["benchmarks"].tables(open_runs(two_runs))
+    assert " ".join(table.columns[2:]) == "ARC-C ARC-E BoolQ HellaSwag LAMBADA OBQA PIQA SciQ Average"
+    assert table.rows[0] == ("base", "98.765", *(f"{30 + place:.1f}" for place in range(8)), "33.5")
+    assert table.rows[2][0] == "LLaMA-Base 750M (paper)"
+    assert table.rows[-1][-1] == "68.3"
+
+
+def test_the_papers_averages_are_those_of_its_scores():
+    """Within its rounding, so that no number was copied wrongly."""
+    for row in paper.TABLE_2:
+        assert sum(row.scores) / 8 == pytest.approx(row.average, abs=0.11), row.model
+
+
+def test_tokens_are_shown_as_they_are(two_runs, tmp_path):
+    svg, _ = write(FIGURES["words"], open_runs(two_runs[1:]), tmp_path)
+    found = "".join(texts(svg.read_text()))
+    for shown in ("␣Fred", SCRIPT, "$x$", r"\n\x00"):
+        assert shown in found
+    svg, _ = write(FIGURES["collapse"], open_runs(two_runs), tmp_path)
+    assert "a$b$ / <script…rt(1)</script>" in texts(svg.read_text())
+
+
+def test_panels_on_one_page_share_no_id(two_runs):
+    runs = open_runs(two_runs)
+    pages = [inline_svg(panel, f"p{number}") for number, panel in enumerate(FIGURES["norms"].panels(runs))]
+    ids = [found for page in pages for found in re.findall(r'\bid="([^"]+)"', page)]
+    assert len(ids) == len(set(ids)) > 20
+    for page in pages:
+        used = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
+        assert used <= set(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "message"),
+    [
+        ("routing", "routing", "has no results/routing.json: run `tide-lm analyze routing "),
+        ("layer-drop", "layer-drop", "run `tide-lm analyze layer-drop "),
+        ("perplexity", "checkpoints", "--all-checkpoints`"),
+        ("benchmarks", "benchmarks", "--benchmarks DIR`"),
+        ("norms", "norms", "run `tide-lm analyze norms "),
+    ],
+)
+def test_a_figure_without_its_results_names_the_command(name, without, message, plant, tmp_path):
+    runs = open_runs([plant(tmp_path / "x", without=(without,))])
+    with pytest.raises(MissingError) as raised:
+        write(FIGURES[name], runs, tmp_path / "out")
+    assert message in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_else_a_figure_may_lack(plant, tmp_path):
+    path = plant(tmp_path / "x", without=("validation", "perplexity"))
+    (path / "metrics.jsonl").unlink()
+    (path / "results" / "gradients.json").write_text('{"file": "gradients.safetensors", "totals": {}}')
+    (run,) = open_runs([path])
+    assert "no loss by decile" in FIGURES["loss-by-decile"].missing(run)
+    assert "no metrics.jsonl" in FIGURES["training-loss"].missing(run)
+    assert "without deciles: run `tide-lm analyze gradients" in FIGURES["gradients"].missing(run)
+    run.result("neighbours")["words"].clear()
+    assert "the neighbours of no words" in FIGURES["words"].missing(run)
+    with pytest.raises(MissingError, match="compares runs, and 1 is given: give at least 2"):
+        FIGURES["separation"].demand([run])
+
+
+def test_deciles_and_rows_may_be_empty(plant, tmp_path):
+    """A small vocabulary or text leaves some without tokens."""
+    (run,) = open_runs([plant(tmp_path / "x")])
+    run.result("norms")["embedding"][0] = None
+    run.result("updates")["rows"]["0"] = None
+    run.result("routing")["by_layer"][-1][0] = None
+    run.losses["validation"]["loss_by_decile"][0] = None
+    run.result("gradients")["tables"][0][0] = None
+    for name in ("norms", "updates", "routing", "loss-by-decile", "gradients"):
+        assert write(FIGURES[name], [run], tmp_path / "out")
+        FIGURES[name].compare([run])
+
+
+def tide_lm(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tide_lm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command_writes_beside_the_first_run_or_where_it_is_told(two_runs, tmp_path):
+    done = tide_lm("figure", "norms", *two_runs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(two_runs[0] / "report" / f"norms.{kind}") for kind in ("svg", "png")]
+    assert tide_lm("figure", "norms", *two_runs, "--out", tmp_path / "out").returncode == 0
+    assert (tmp_path / "out" / "norms.png").exists()
+
+
+def test_the_command_fails_in_one_line(two_runs):
+    done = tide_lm("figure", "routing", *two_runs)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {two_runs[0]} has no results/routing.json: run `tide-lm analyze")
+    assert tide_lm("figure", "nothing", *two_runs).returncode == 2

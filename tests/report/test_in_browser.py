@@ -1,0 +1,145 @@
+"""The report in a real browser: every drawing is there, nothing leaves the page, phones and dark rooms."""
+
+import os
+import shutil
+
+import pytest
+
+from tide_lm.report.page import write_report
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is missing: apt-get install chromium")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def address(plant, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    runs = [
+        plant(folder / "base", 0),
+        plant(folder / "a-run-with-a-name-that-is-rather-long-for-a-column", 3),
+    ]
+    return write_report(runs, folder / "index.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def visit(browser, address, tmp_path):
+    """Opens the report so wide, light or dark; fails if it said anything or asked for anything."""
+    said, asked, contexts = [], [], []
+
+    def open_page(width: int, scheme: str = "light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        folder = os.environ.get("TIDE_LM_SCREENSHOTS", str(tmp_path))
+        page.screenshot(path=f"{folder}/report-{width}-{scheme}.png", full_page=True)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert {url.split(":")[0] for url in asked} <= {"file", "about", "data"}
+
+
+def test_every_drawing_is_seen(visit):
+    page = visit(1200)
+    boxes = page.eval_on_selector_all(
+        "svg.panel",
+        "found => found.map(one => [one.getBoundingClientRect().width, one.getBoundingClientRect().height,"
+        " one.querySelectorAll('path, image, use').length])",
+    )
+    assert len(boxes) > 20
+    assert all(width > 200 and height > 100 and shapes > 5 for width, height, shapes in boxes), boxes
+
+
+def test_nothing_sticks_out_of_a_drawing(visit):
+    """Labels are drawn with the reader's own font, which may be wider than the one they were laid out for."""
+    page = visit(1200)
+    outside = page.eval_on_selector_all(
+        "svg.panel",
+        """found => found.flatMap(svg => {
+            const frame = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll('text')].filter(text => {
+                const box = text.getBoundingClientRect();
+                return box.left < frame.left - 2 || box.right > frame.right + 2
+                    || box.top < frame.top - 2 || box.bottom > frame.bottom + 2;
+            }).map(text => text.textContent);
+        })""",
+    )
+    assert outside == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_the_page_is_no_wider_than_the_screen(width, visit):
+    page = visit(width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = page.evaluate(
+        """[...document.querySelectorAll('main *')].filter(one => !one.closest('.scroll, svg')
+            && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML.slice(0, 80))"""
+    )
+    assert wide == []
+
+
+def test_tables_are_readable_on_a_phone(visit):
+    page = visit(390)
+    found = page.eval_on_selector_all(
+        "table",
+        """tables => tables.map(table => {
+            const box = table.closest('.scroll');
+            const cells = [...table.querySelectorAll('th, td, caption')];
+            return [Math.min(...cells.map(cell => parseFloat(getComputedStyle(cell).fontSize))),
+                    getComputedStyle(box).overflowX, box.getBoundingClientRect().width];
+        })""",
+    )
+    assert len(found) > 5
+    assert all(size >= 12 and overflow == "auto" and width <= 390 for size, overflow, width in found), found
+
+
+def luminance(colour: str) -> float:
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_from_what_is_behind_them(scheme, visit):
+    page = visit(1200, scheme)
+    pairs = page.evaluate(
+        """() => {
+            const behind = one => {
+                for (; one; one = one.parentElement) {
+                    const colour = getComputedStyle(one).backgroundColor;
+                    if (!colour.endsWith(', 0)')) return colour;
+                }
+            };
+            const plain = 'p, h1, h2, h3, th, td, dt, dd, a, figcaption, caption, li, strong, code, small';
+            const words = [...document.querySelectorAll(plain)].map(one =>
+                [getComputedStyle(one).color, behind(one), one.tagName]);
+            const ticks = [...document.querySelectorAll('svg.panel text')]
+                .map(one => [getComputedStyle(one).fill, behind(one.closest('article')), 'text']);
+            return words.concat(ticks);
+        }"""
+    )
+    dark = luminance(next(behind for _, behind, tag in pairs if tag == "H1")) < 0.1
+    assert dark == (scheme == "dark")
+    written_on_cells = ("rgb(0, 0, 0)", "rgb(255, 255, 255)")
+    for front, behind, tag in pairs:
+        if tag == "text" and front in written_on_cells:
+            continue
+        light, dim = sorted((luminance(front), luminance(behind)), reverse=True)
+        assert (light + 0.05) / (dim + 0.05) >= 4.5, (tag, front, behind)

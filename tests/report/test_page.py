@@ -1,0 +1,149 @@
+"""The report as text: what is on it, and what is escaped."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from report.conftest import SCRIPT
+
+from tide_lm.report.page import write_report
+from tide_lm.report.wording import MINUS
+
+
+class Outline(HTMLParser):
+    """Tags, ids, headings and addresses of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.labels: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [value for name, value in attributes if name in ("href", "src", "xlink:href")]
+        if tag == "svg":
+            self.labels.append(found.get("aria-label", ""))
+
+
+@pytest.fixture(scope="module")
+def planted(plant, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [plant(folder / "base", 0), plant(folder / "tide", 3)]
+
+
+@pytest.fixture(scope="module")
+def page(planted):
+    return write_report(planted, planted[0] / "report" / "index.html").read_text()
+
+
+def test_the_page_needs_nothing_but_itself(page):
+    outline = Outline(page)
+    assert "script" not in outline.tags
+    assert outline.tags.count("style") == 1
+    for link in outline.links:
+        assert link.startswith(("#", "data:")), link
+    assert "@import" not in page
+    assert "http://" not in page.replace("http://www.w3.org/", "")
+    assert "https://" not in page
+
+
+def test_links_lead_somewhere_and_ids_are_unique(page):
+    outline = Outline(page)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+
+
+def test_headings_are_in_order_and_drawings_have_words(page):
+    outline = Outline(page)
+    levels = [int(tag[1]) for tag in outline.tags if tag in ("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert len(outline.labels) > 20
+    assert all(outline.labels)
+
+
+def test_tokens_and_commands_are_escaped(page):
+    assert SCRIPT not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_the_runs_stand_side_by_side(page):
+    for text in (
+        "base-tiny",
+        "tide-3e-tiny",
+        "learning rate x1, decay 0.1, dense AdamW",
+        f"tide {MINUS} base",
+        f"{MINUS}0.200",
+        "123.457",
+        "0.530 to 0.889",
+        "6.671 at K = 0, 6.250",
+        "TIDE-24E-1B (paper)",
+        "tide-lm analyze x",
+        "0123abc",
+        "torch 2.11.0",
+        "docs/architecture.svg",
+    ):
+        assert text in page, text
+
+
+def test_the_page_is_the_same_each_time(page, planted, tmp_path):
+    assert write_report(planted, tmp_path / "again.html").read_text() == page
+
+
+def test_what_is_missing_is_said_with_its_command(plant, tmp_path):
+    run = plant(tmp_path / "lonely", without=("routing", "collapse", "validation", "perplexity"))
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert f"<code>tide-lm analyze routing {run} --text FILE</code>" in page
+    assert 'id="routing"' not in page
+    assert 'id="distances"' in page
+    assert 'id="loss"' not in page
+
+
+def test_a_run_with_nothing_has_a_page_too(tmp_path):
+    (tmp_path / "empty").mkdir()
+    page = write_report([tmp_path / "empty"], tmp_path / "page.html").read_text()
+    assert "no result of this run is drawn by a figure" in page
+    assert "No result of this run says how it was made" in page
+
+
+def test_names_of_runs_are_escaped(plant, tmp_path):
+    run = plant(tmp_path / "<b>&\"'$x$")
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert "<b>" not in page
+    assert "b" not in Outline(page).tags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"), [(["report"], "index.html"), (["figure", "updates"], "updates.png")]
+)
+def test_the_commands_write_beside_the_first_run_without_torch(arguments, written, planted):
+    path = planted[0] / "report" / written
+    path.unlink(missing_ok=True)
+    code = f"""
+import sys
+from tide_lm.cli import main
+sys.argv = ["tide-lm", *{arguments!r}, *{[str(run) for run in planted]!r}]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert "matplotlib" in sys.modules
+assert not {{"torch", "transformers", "triton"}} & set(sys.modules)
+print("light")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[-2:] == [str(path), "light"], done.stderr
+    assert path.exists()
+
+
+def test_help_does_not_load_matplotlib():
+    code = "import tide_lm.cli, sys; assert not {'matplotlib', 'jinja2', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
