@@ -38,7 +38,7 @@ def bins():
 @pytest.fixture
 def subject(tiny_model, tokenizer, bins, tmp_path):
     model = tiny_model(vocab_size=300, tie_word_embeddings=False)
-    return Subject("planted", tmp_path, model, tokenizer, bins)
+    return Subject("planted", "planted", tmp_path, model, tokenizer, bins)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_planted_neighbours_are_found(subject, tokenizer):
 PAIR = ("layer", "token")
 
 
-def collapsed(subject, **options):
+def collapsed(subject):
     return collapse.category(
         subject.model, subject.tokenizer, [PAIR, ("unheardof", "layer")], ["every", "knows the"], 0.1
     )
@@ -220,6 +220,7 @@ def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(s
     assert same["skipped"] == [["unheardof", "layer"]]
     assert same["distance"] == [[0.0, 0.0]]
     assert same["collapsed"] == [1, 1]
+    assert same["collapse_set"] == [[0], [0]]
     with torch.no_grad():
         memory.weight[second] = -memory.weight[first]
     apart = collapsed(subject)
@@ -231,17 +232,42 @@ def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(s
 
 def test_distances_are_those_of_the_hidden_states(subject, tokenizer):
     found = collapsed(subject)
-    expected = torch.zeros(2)
+    apart, relative = torch.zeros(2), torch.zeros(2)
     for template in ("every", "knows the"):
         prefix = [tokenizer.bos_token_id, *tokenizer(template).input_ids]
+        found_here = collapse.last_states(
+            subject.model, torch.tensor([[*prefix, id] for id in _ids(subject)])
+        )[0].detach()
         with torch.no_grad():
-            states = [
-                subject.model(torch.tensor([[*prefix, id]]), output_hidden_states=True).hidden_states
-                for id in _ids(subject)
-            ]
-        expected[0] += (states[0][1][0, -1] - states[1][1][0, -1]).norm() / 2
-    assert found["distance"][0][0] == pytest.approx(expected[0].item(), rel=1e-5)
-    assert found["relative"][0][0] < found["distance"][0][0] or found["relative"][0][0] > 0
+            states = subject.model(
+                torch.tensor([[*prefix, id] for id in _ids(subject)]), output_hidden_states=True
+            ).hidden_states
+            assert torch.allclose(found_here[:, 0], states[1][:, -1], atol=1e-6)
+            last = subject.model.model.norm(found_here[:, 1])  # the model returns it after its norm
+            assert torch.allclose(last, states[2][:, -1], atol=1e-5)
+        here = (found_here[0] - found_here[1]).norm(dim=-1)
+        apart += here / 2
+        relative += here / found_here.norm(dim=-1).mean(0) / 2
+    assert found["distance"][0] == pytest.approx(apart.tolist(), rel=1e-5)
+    assert found["relative"][0] == pytest.approx(relative.tolist(), rel=1e-5)
+
+
+def test_a_mixture_of_experts_has_distances_and_no_bound(tokenizer):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+    )
+    found = collapse.category(MixtralForCausalLM(config).eval(), tokenizer, [PAIR], ["every"], 0.1)
+    assert len(found["distance"][0]) == 2
+    assert found["ffn"] is None
 
 
 def test_the_largest_slope_is_the_norm_of_a_linear_map_and_bounds_a_gated_one():

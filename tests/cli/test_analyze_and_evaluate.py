@@ -31,6 +31,9 @@ def test_evaluate_measures_the_held_out_text_and_any_other(run, tmp_path):
     assert (result["texts"]["mine"]["window"], result["texts"]["mine"]["stride"]) == (32, 16)
     written = json.loads((run / "results" / "perplexity.json").read_text())
     assert written["texts"] == result["texts"]
+    more = result_of("evaluate", str(run))
+    both = json.loads((run / "results" / "perplexity.json").read_text())["texts"]
+    assert both == more["texts"] | result["texts"]
     shown = tide_lm("evaluate", str(run))
     assert "held-out" in shown.stdout
     assert "rare" in shown.stdout
@@ -75,7 +78,7 @@ def test_wrong_calls_are_named(run, tmp_path):
     assert "two texts are called 'a'" in twice.stderr
     nothing = tide_lm("analyze", "routing", str(tmp_path / "nowhere"))
     assert nothing.returncode == 1
-    assert "cannot be opened as a model" in nothing.stderr
+    assert "there is no" in nothing.stderr
     assert "Traceback" not in nothing.stderr + short.stderr
 
 

@@ -137,6 +137,10 @@ def test_demo_trains_both_models_and_writes_its_numbers(demo_run):
         assert result[kind]["val_loss"] < 8  # a uniform guess over 4,096 tokens is 8.32
         assert len(result[kind]["loss_by_decile"]) == 10
         assert (run / kind / "export" / "config.json").exists()
+    assert len(result["null_bank_by_decile"]) == 10
+    page = (run / "report" / "index.html").read_text()
+    for figure in ("norms", "collapse", "separation", "routing", "layer-drop", "distances", "neighbours"):
+        assert f'id="{figure}"' in page, figure
 
 
 def test_the_demos_held_out_text_is_not_in_its_training_text(demo_run):

@@ -56,8 +56,9 @@ def test_it_equals_a_plain_computation(model, tokenizer, text, size, stride):
     assert found["tokens"] == tokens
     assert found["loss"] == pytest.approx(nats / tokens, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-6)
-    words = len(" ".join(text.read_text().split()).split())
-    assert 0.8 * words < found["words"] <= 1.2 * words
+    texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
+    assert found["words"] == sum(len(text.split()) for text in texts)
+    assert found["bytes"] == sum(len(text.encode()) for text in texts)
     assert found["word_perplexity"] == pytest.approx(math.exp(nats / found["words"]), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / found["bytes"], rel=1e-6)
 
@@ -115,32 +116,48 @@ def test_a_text_shorter_than_a_window_and_a_wrong_stride_are_named(model, tokeni
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
-    """Half a megabyte and six times as much, in a process each."""
+    """One document of 2 MB and one of 24 MB, in a process each."""
     code = """
 import resource, sys, torch
-from transformers import AutoTokenizer
 from tide_lm.data import tokenizers
-from tide_lm.evaluate.perplexity import Windows, perplexity
+import tide_lm.evaluate.perplexity as module
 from tide_lm.model import TideConfig, TideForCausalLM
-sentence = "The quick brown fox jumps over the lazy dog.\\n"
-tokenizer = tokenizers.train([sentence], 300)
-config = TideConfig(vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+tokenizer = tokenizers.train(["The quick brown fox jumps over the lazy dog.\\n"], 400)
+config = TideConfig(vocab_size=400, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                     num_attention_heads=1, num_memory_blocks=1)
 model = TideForCausalLM(config).eval()
-import tide_lm.evaluate.perplexity as module
 module.token_losses = lambda model, inputs, targets: torch.ones_like(targets, dtype=torch.float32)
-perplexity(model, tokenizer, sys.argv[1], Windows(512, 512, 8))
+module.perplexity(model, tokenizer, sys.argv[1], module.Windows(2048, 2048, 8))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
     peaks = []
-    for size in (1, 6):
-        path = tmp_path / f"{size}.jsonl"
-        line = json.dumps({"text": "The quick brown fox jumps over the lazy dog.\n" * 2_300}) + "\n"
-        path.write_text(line * (5 * size))
+    for size in (2, 24):
+        path = tmp_path / f"{size}.txt"
+        path.write_text("The quick brown fox jumps over the lazy dog.\n" * (size * 22_000))
         done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
     assert peaks[1] < peaks[0] + 20, peaks
+
+
+def test_without_bos_a_document_begins_with_eos(model, tokenizer, text):
+    from copy import deepcopy
+
+    without = deepcopy(tokenizer)
+    without.bos_token = None
+    found = [perplexity(model, each, text, Windows(64, 32)) for each in (tokenizer, without)]
+    assert found[0]["tokens"] == found[1]["tokens"]
+
+
+def test_a_tokenizer_that_does_not_fit_and_a_broken_model_are_named(tiny_model, tokenizer, text):
+    small = tiny_model(vocab_size=100).eval()
+    with pytest.raises(ValueError, match=r"the tokenizer gives the id \d+, and the model has 100"):
+        perplexity(small, tokenizer, text, Windows(64, 32))
+    broken = tiny_model(vocab_size=len(tokenizer)).eval()
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the model's weights are damaged"):
+        perplexity(broken, tokenizer, text, Windows(64, 32))
 
 
 def test_wikitext_is_read_as_it_lies(model, tokenizer, shared_data, tmp_path):
@@ -151,5 +168,6 @@ def test_wikitext_is_read_as_it_lies(model, tokenizer, shared_data, tmp_path):
         file.write(text)
     (tmp_path / "plain.txt").write_text(text)
     found = [perplexity(model, tokenizer, path, Windows(64, 64)) for path in (packed, tmp_path / "plain.txt")]
+    assert {result.pop("source") for result in found} == {str(packed), str(tmp_path / "plain.txt")}
     assert found[0] == found[1]
     assert found[0]["words"] == len(text.split())

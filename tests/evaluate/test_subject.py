@@ -49,8 +49,15 @@ def test_any_folder_of_a_causal_model_opens(tiny_model, tokenizer, tmp_path):
 
 
 def test_what_cannot_be_opened_is_named(trained, tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere cannot be opened as a model"):
-        open_subject(str(tmp_path / "nowhere"))
+    for path in (
+        tmp_path / "nowhere",
+        trained / "chekpoints" / "00000004",
+        trained / "checkpoints" / "latest",
+    ):
+        with pytest.raises(ValueError, match=f"there is no {path}"):
+            open_subject(str(path))
+    with pytest.raises(ValueError, match="results cannot be opened as a model"):
+        open_subject(str(trained / "results"))
     with pytest.raises(ValueError, match="no checkpoint of step 3: it has 2, 4"):
         open_subject(str(trained), step=3)
     run = tmp_path / "run"
@@ -59,3 +66,28 @@ def test_what_cannot_be_opened_is_named(trained, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"00000002 is damaged .*choose another step of 2, 4"):
         open_subject(str(run), step=2)
+
+
+def test_a_folder_inside_a_run_is_itself(trained, tiny_model, tokenizer, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(run / "finetuned")
+    tokenizer.save_pretrained(run / "finetuned")
+    subject = open_subject(str(run / "finetuned"))
+    assert (subject.name, subject.model.config.num_memory_blocks) == ("finetuned", 0)
+
+
+def test_counts_of_another_tokenizer_are_refused(trained, tmp_path):
+    from tide_lm.data.prepare import prepare
+
+    (tmp_path / "texts.jsonl").write_text('{"text": "other words altogether"}\n' * 3)
+    prepare(str(tmp_path / "texts.jsonl"), tmp_path / "other", train_tokenizer=260, validation=0)
+    with pytest.raises(ValueError, match="prepared with another tokenizer"):
+        open_subject(str(trained), counts=tmp_path / "other")
+
+
+def test_results_say_whose_they_are_and_a_checkpoint_does_not_take_the_runs_place(trained, tmp_path):
+    whole = open_subject(str(trained), run=tmp_path).write("norms", {"a": 1})
+    part = open_subject(str(trained), step=2, run=tmp_path).write("norms", {"a": 2})
+    assert (whole.name, part.name) == ("norms.json", "norms-00000002.json")
+    assert json.loads(part.read_text())["subject"] == {"model": str(trained), "step": 2, "tokens": 256}

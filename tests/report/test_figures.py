@@ -1,5 +1,6 @@
 """Every figure from planted results: its values, its files, and what it says when something is missing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from report.conftest import SCRIPT
 
-from tide_lm.report import paper
+from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg, write
 from tide_lm.report.figures import benchmarks, collapse, loss, memory, tokens
@@ -173,11 +174,11 @@ def test_a_figure_without_its_results_names_the_command(name, without, message, 
 def test_what_else_a_figure_may_lack(plant, tmp_path):
     path = plant(tmp_path / "x", without=("validation", "perplexity"))
     (path / "metrics.jsonl").unlink()
-    (path / "results" / "gradients.json").write_text('{"file": "gradients.safetensors", "totals": {}}')
+    (path / "results" / "gradients.json").write_text("{}")
     (run,) = open_runs([path])
     assert "no loss by decile" in FIGURES["loss-by-decile"].missing(run)
     assert "no metrics.jsonl" in FIGURES["training-loss"].missing(run)
-    assert "without deciles: run `tide-lm analyze gradients" in FIGURES["gradients"].missing(run)
+    assert "has no 'embedding_input': run `tide-lm analyze gradients" in FIGURES["gradients"].missing(run)
     run.result("neighbours")["words"].clear()
     assert "the neighbours of no words" in FIGURES["words"].missing(run)
     with pytest.raises(MissingError, match="compares runs, and 1 is given: give at least 2"):
@@ -215,3 +216,24 @@ def test_the_command_fails_in_one_line(two_runs):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {two_runs[0]} has no results/routing.json: run `tide-lm analyze")
     assert tide_lm("figure", "nothing", *two_runs).returncode == 2
+
+
+def test_texts_that_differ_under_one_name_are_not_compared(plant, tmp_path):
+    paths = [plant(tmp_path / name) for name in ("a", "b")]
+    result = json.loads((paths[0] / "results" / "perplexity.json").read_text())
+    for path, size in zip(paths, (1000, 2000), strict=True):
+        for text in result["texts"].values():
+            text |= {"bytes": size, "window": 128, "stride": 64}
+        (path / "results" / "perplexity.json").write_text(json.dumps(result))
+    runs = open_runs(paths)
+    assert loss.sources(runs) == ["validation"]
+    cells = [cell for row in overview.facts(runs).rows for cell in row]
+    assert any("of 2,000 bytes, window 128" in cell for cell in cells)
+
+
+@pytest.mark.parametrize("damage", ['{"by_layer": "x", "tokens": []}', '{"by_layer": [], "tokens": [1]}'])
+def test_a_result_of_the_wrong_shape_is_named(plant, tmp_path, damage):
+    path = plant(tmp_path / "x")
+    (path / "results" / "routing.json").write_text(damage)
+    with pytest.raises(ValueError, match=r"results/routing\.json of .*make it again"):
+        FIGURES["routing"].demand(open_runs([path]))

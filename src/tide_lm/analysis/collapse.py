@@ -57,7 +57,11 @@ def category(
         "distance": distance_PL.tolist(),
         "relative": relative_PL.tolist(),
         "collapsed": (apart_PL <= delta * norm_PL).sum(0).tolist(),
-        "ffn": None if inputs_WLD is None else _ffn(model, inputs_WLD),
+        "collapse_set": [
+            [pair for pair, member in enumerate(members) if member]
+            for members in (apart_PL <= delta * norm_PL).T.tolist()
+        ],
+        "ffn": _ffn(model, inputs_WLD) if inputs_WLD is not None and _has_gated_ffn(model) else None,
     }
 
 
@@ -144,6 +148,14 @@ def _distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     first, second = states_WLD[0::2], states_WLD[1::2]
     norms = torch.linalg.vector_norm(states_WLD, dim=-1)
     return torch.linalg.vector_norm(first - second, dim=-1), (norms[0::2] + norms[1::2]) / 2
+
+
+def _has_gated_ffn(model: PreTrainedModel) -> bool:
+    """The FFN of Llama and its kin, a function of one state; experts are another matter."""
+    return all(
+        hasattr(layer.mlp, "down_proj") and hasattr(layer.mlp, "gate_proj")
+        for layer in model.base_model.layers
+    )
 
 
 def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor) -> dict[str, Any]:

@@ -40,9 +40,9 @@ def _table_means(subject: Subject, bins: FrequencyBins) -> list[list[float | Non
 
 def _growth(subject: Subject, bins: FrequencyBins, tell: Callable[[str], None]) -> list[dict[str, Any]]:
     found = []
-    for step in steps(RunDirectory(subject.run).checkpoints):
+    for step in steps(RunDirectory(subject.owner).checkpoints) if subject.owner else []:
         tell(f"checkpoint of step {step}")
-        then = open_subject(str(subject.run), step=step)
+        then = open_subject(str(subject.owner), step=step)
         norms_V = row_norms(then.model.get_input_embeddings().weight)
         found.append({"step": step, "tokens": then.tokens, "embedding": decile_means(norms_V, bins)})
     return found

@@ -1,5 +1,6 @@
 """`tide-lm analyze`: the paper's diagnostics on any checkpoint."""
 
+import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import (
@@ -63,6 +63,8 @@ def command(
     """Look into models as the paper does; each analysis writes results/WHAT.json of the model's run."""
     if run is not None and len(models) > 1:
         raise typer.BadParameter("--run takes the results of one model: leave it out, or give one model")
+    if not math.isfinite(tokens):
+        raise typer.BadParameter(f"--tokens is {tokens}: give a finite number")
     texts = named_texts(text)
     from tide_lm.evaluate.subject import open_subject
 
@@ -73,7 +75,7 @@ def command(
             found[model] = analyze(
                 what, subject, texts, text_field, (window, stride, batch), delta, token or [], tokens, tell
             )
-        typer.echo(f"wrote {subject.run / 'results' / what.value}.json", err=True)
+        typer.echo(f"results in {subject.run / 'results'}", err=True)
     if as_json:
         print_json(found)
 
@@ -91,7 +93,7 @@ def analyze(
 ) -> dict[str, Any]:
     """Looks, and writes the result."""
     result = _look(what, subject, texts, text_field, windows, delta, words, tokens, tell)
-    runs.write_result(subject.run, what.value, {"model": subject.name, **result})
+    subject.write(what.value, result)
     return result
 
 
@@ -118,7 +120,7 @@ def _look(
         case What.gradients:
             from tide_lm.analysis.gradients import gradients
 
-            return gradients(subject.run, subject.bins)
+            return gradients(subject.owner or subject.run, subject.bins)
         case What.collapse:
             from tide_lm.analysis.collapse import collapse
 
@@ -126,10 +128,12 @@ def _look(
         case What.routing:
             from tide_lm.analysis.routing import routing
 
+            if len(texts) > 1:
+                raise typer.BadParameter("routing reads one text: give --text once")
             chosen = chosen_windows(subject, *windows)
             name, path = next(iter(chosen_texts(subject, texts).items()))
             seen = routing(subject, path, chosen, text_field, lambda tokens: tell(f"{tokens:,} tokens"))
-            return {"text": name, **seen}
+            return {"text": name, "source": str(path), "window": chosen.size, **seen}
         case What.layer_drop:
             from tide_lm.analysis.layer_drop import layer_drop
 
@@ -144,7 +148,11 @@ def _look(
 
             return neighbours(subject, words)
         case What.footprint:
+            from transformers import LlamaForCausalLM
+
             from tide_lm.analysis.footprint import footprint
             from tide_lm.config import ModelConfig
 
+            if not isinstance(subject.model, LlamaForCausalLM):
+                raise ValueError(f"{subject.name} is no Llama, and only that architecture is counted")
             return footprint(ModelConfig.from_values(subject.model.config.to_dict()))

@@ -1,5 +1,6 @@
 """`tide-lm evaluate`: perplexity, loss by decile, and the paper's benchmarks."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,14 +68,12 @@ def command(
 
     if all_checkpoints:
         result = _over_checkpoints(model, texts, text_field, counts, (window, stride, batch))
-        where = run or Path(model)
+        path = runs.write_result(run or Path(model), "checkpoints", {"model": model, **result})
     else:
         subject = open_subject(model, counts=counts, run=run)
-        where = subject.run
+        runs.results_folder(subject.run)
         result = {"texts": _evaluate(subject, texts, text_field, (window, stride, batch))}
-    path = runs.write_result(
-        where, "checkpoints" if all_checkpoints else "perplexity", {"model": model, **result}
-    )
+        path = subject.write("perplexity", {"texts": _earlier_texts(subject) | result["texts"]})
     if as_json:
         print_json(result)
     elif all_checkpoints:
@@ -82,7 +81,7 @@ def command(
             (
                 point["step"],
                 f"{point['tokens']:,}",
-                *(f"{value:.3f}" for value in point["perplexity"].values()),
+                *(_loss(value) for value in point["perplexity"].values()),
             )
             for point in result["points"]
         ]
@@ -106,7 +105,7 @@ def _on_benchmarks(
     runs.results_folder(subject.run)
     found = benchmarks.run(subject.model, subject.tokenizer, source, names, batch=batch, limit=limit)
     result = {"model": subject.name, **found}
-    path = runs.write_result(subject.run, "benchmarks", result)
+    path = subject.write("benchmarks", result)
     if as_json:
         print_json(result)
     else:
@@ -168,6 +167,15 @@ def _evaluate(
     return found
 
 
+def _earlier_texts(subject: "Subject") -> dict[str, Any]:
+    """What was measured before of the same model, on other texts."""
+    path = subject.run / "results" / "perplexity.json"
+    if subject.step is not None or not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found.get("texts", {}) if found.get("subject", {}).get("model") == subject.path else {}
+
+
 def _over_checkpoints(
     model: str,
     texts: dict[str, Path],
@@ -183,6 +191,10 @@ def _over_checkpoints(
         raise ValueError(f"{model} has no checkpoints: give a run directory")
     points = []
     for step in steps:
+        fault = checkpoint.find_fault(checkpoint.at(runs.RunDirectory(Path(model)).checkpoints, step))
+        if fault is not None:
+            typer.echo(f"step {step:,} is left out: its checkpoint is damaged ({fault})", err=True)
+            continue
         typer.echo(f"step {step:,} ...", err=True)
         subject = open_subject(model, step=step, counts=counts)
         found = _evaluate(subject, texts, text_field, windows)
@@ -191,6 +203,7 @@ def _over_checkpoints(
                 "step": step,
                 "tokens": subject.tokens,
                 "perplexity": {name: result["perplexity"] for name, result in found.items()},
+                "window": {name: result["window"] for name, result in found.items()},
             }
         )
     return {"points": points}
@@ -201,7 +214,7 @@ def _print(model: str, texts: dict[str, Any]) -> None:
         (
             name,
             f"{result['tokens']:,}",
-            f"{result['perplexity']:.3f}",
+            _loss(result["perplexity"]),
             "-" if result["word_perplexity"] is None else f"{result['word_perplexity']:,.3f}",
             _loss(result["bits_per_byte"]),
             *(_loss(result.get(group, {}).get("loss")) for group in ("rare", "mid", "common")),

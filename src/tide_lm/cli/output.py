@@ -19,13 +19,16 @@ def print_table(
     """A table; if its columns after the first hold numbers, they are aligned right."""
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
     for position, column in enumerate(columns):
         table.add_column(column, justify="right" if position and numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     console = Console()
     console.width = max(console.width, 80)  # in a narrower one, numbers would be cut
     console.print(table)

@@ -41,7 +41,9 @@ def named_texts(texts: list[str] | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in texts or ():
         name, equals, path = text.partition("=")
-        if not equals:
+        if equals and not (name and path):
+            raise typer.BadParameter(f"--text {text!r} is not NAME=FILE: write both")
+        if not equals or Path(text).exists():
             name, path = Path(text).name.split(".")[0], text
         if name in found:
             raise typer.BadParameter(f"two texts are called {name!r}: name them, as in --text {name}2={path}")

@@ -19,6 +19,9 @@ PIECE_CHARACTERS = 2**17
 _CUT = re.compile(r"(?<=\S)\n(?=\S)|\n(?= \S)")
 
 
+_CUT_BEFORE, _CUT_AFTER = re.compile(r"\S\n\Z"), re.compile(r" ?\S")
+
+
 class Piece(NamedTuple):
     """A document, or a part of a long one."""
 
@@ -68,6 +71,22 @@ class Encoder:
             yield Piece(text[start : cut.end()], split, begins=not start, ends=False)
             start = cut.end()
         yield Piece(text[start:], split, begins=not start, ends=True)
+
+    def stream(self, parts: Iterable[str]) -> Iterator[Piece]:
+        """The pieces of a document whose text comes in lines or longer parts."""
+        held: list[str] = []
+        size, begins = 0, True
+        for part in parts:
+            cut = (
+                held and size >= PIECE_CHARACTERS and _CUT_BEFORE.search(held[-1]) and _CUT_AFTER.match(part)
+            )
+            if self._may_cut and cut:
+                yield Piece("".join(held), "", begins, ends=False)
+                held, size, begins = [], 0, False
+            held.append(part)
+            size += len(part)
+        for piece in self.pieces("".join(held), ""):
+            yield piece._replace(begins=begins and piece.begins)
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -50,6 +50,25 @@ def documents(source: str, text_field: str = "text") -> Iterator[Document]:
         yield from part.documents()
 
 
+def streams(source: str, text_field: str = "text") -> Iterator[Iterator[str]]:
+    """The documents as text in pieces: a .txt file line by line, so that its length costs no memory."""
+    if source == "builtin" or source.startswith("hf:"):
+        yield from (iter([text]) for _, text in documents(source, text_field))
+        return
+    for path in files(source):
+        format = _FORMAT.search(path.name)
+        if format is not None and format["plain"] != "txt":
+            yield from (iter([text]) for _, text in _file(path, text_field))
+        else:
+            yield _lines(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with _naming(path), _open(path) as file:
+        for number, line in enumerate(file, 1):
+            yield _decode(line, path, number)
+
+
 def files(source: str) -> list[Path]:
     """The text files of a file, folder or glob, sorted."""
     path = Path(source)

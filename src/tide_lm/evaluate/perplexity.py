@@ -1,8 +1,8 @@
 """Perplexity of a text in strided windows: a long text costs no more memory than a short one.
 
-A document is BOS, if the tokenizer has one, and its tokens. Windows of W tokens start every S tokens, and
-each predicts the tokens that no window before has: every token once, from at least W - S before it, except at
-the beginning of a document. B windows of a batch, T tokens, N predicted ones.
+A document is BOS, or else EOS, if the tokenizer has one, and its tokens. Windows of W tokens start every S
+tokens, and each predicts the tokens that no window before has: every token once, from at least W - S before
+it, except at the beginning of a document. B windows of a batch, T tokens, N predicted ones.
 """
 
 import math
@@ -83,16 +83,17 @@ def document_tokens(
         yield _held_out(Path(source), tokenizer)
         return
     backend = tokenizers.plain_backend(tokenizer).to_str()
-    encoder = Encoder(backend, "int64", tokenizer.bos_token_id)
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    encoder = Encoder(backend, "int64", first)
 
-    def pieces(text: str) -> Iterator[np.ndarray]:
-        for piece in encoder.pieces(text, "text"):
+    def tokens(parts: Iterator[str]) -> Iterator[np.ndarray]:
+        for piece in encoder.stream(parts):
+            size.words += len(piece.text.split())
+            size.bytes += len(piece.text.encode())
             yield encoder.tokens(piece, encoder([piece.text])[0])
 
-    for _, text in sources.documents(source, text_field):
-        size.words += len(text.split())
-        size.bytes += len(text.encode())
-        yield pieces(text)
+    for parts in sources.streams(source, text_field):
+        yield tokens(parts)
 
 
 def _held_out(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
@@ -164,7 +165,12 @@ def perplexity(
     documents = document_tokens(str(text), text_field, tokenizer, size)
     cuts = (window for document in documents for window in cut(document, windows))
     tokens = 0
+    vocabulary = _vocabulary(model)
     for ids, predicted in batched(cuts, windows.batch):
+        if ids.max() >= vocabulary:
+            raise ValueError(
+                f"the tokenizer gives the id {ids.max()}, and the model has {vocabulary:,}: they do not fit"
+            )
         ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
         found = token_losses(model, ids[:, :-1], ids[:, 1:], **options)
         losses.add(found[predicted], ids[:, 1:][predicted])
@@ -177,8 +183,11 @@ def perplexity(
         )
     result = losses.result()
     nats = result["loss"] * tokens
+    if not math.isfinite(nats):
+        raise ValueError(f"the loss on {text} is {result['loss']}: the model's weights are damaged")
     summary = {
-        "perplexity": math.exp(result["loss"]),
+        "source": str(text),
+        "perplexity": _exp(result["loss"]),
         "word_perplexity": _exp(nats / size.words) if size.words else None,
         "bits_per_byte": nats / math.log(2) / size.bytes if size.bytes else None,
         "words": size.words,

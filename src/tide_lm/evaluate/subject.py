@@ -6,23 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm import checkpoint
 from tide_lm.data.frequency import FrequencyBins
+from tide_lm.data.shards import Manifest
+from tide_lm.data.tokenizers import fingerprint
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.runs import RunDirectory
+from tide_lm.runs import RunDirectory, write_result
 
 
 @dataclass(frozen=True)
 class Subject:
-    """`run` is the folder whose results/ it fills; `sequence` and `data` are of its training, if known."""
+    """`owner` is the run that made it, and `run` the folder whose results/ it fills: the same, as a rule.
+
+    `sequence` and `data` are of its training, `step` and `tokens` of its checkpoint, where they are known.
+    """
 
     name: str
+    path: str
     run: Path
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     frequencies: FrequencyBins | None
+    owner: Path | None = None
     sequence: int | None = None
     data: Path | None = None
     step: int | None = None
@@ -44,6 +52,12 @@ class Subject:
             raise ValueError(f"{self.name} has no memory, which this needs: give a TIDE model")
         return self.model
 
+    def write(self, what: str, result: dict[str, Any]) -> Path:
+        """Writes a result that says whose it is; a checkpoint's does not take the place of the run's."""
+        name = what if self.step is None else f"{what}-{self.step:08d}"
+        whose = {"model": self.path, "step": self.step, "tokens": self.tokens}
+        return write_result(self.run, name, {"subject": whose, **result})
+
 
 def open_subject(
     model: str, *, step: int | None = None, counts: Path | None = None, run: Path | None = None
@@ -52,25 +66,20 @@ def open_subject(
 
     Counts are those of the data that the run was trained on, unless they are given.
     """
-    owner = owning_run(model)
+    owner, inner = owning_run(model)
     if owner is None and step is not None:
         raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if owner is None:
+        _check_exists(model)
         loaded, tokenizer = _load_folder(model)
+        name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = _frequencies(counts, tokenizer, loaded)
-        return Subject(
-            Path(model).name,
-            run or Path("runs") / Path(model).name,
-            loaded.to(device),
-            tokenizer,
-            frequencies,
-        )
+        return Subject(name, model, run or Path("runs") / name, loaded.to(device), tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}
     data = Path(settings["data"]["path"])
     state: dict[str, Any] = {}
-    if step is None and _inside(model, owner) == "checkpoints":
-        step = int(Path(model).name)
+    step = inner if step is None else step
     if step is None and (owner / "export").exists():
         loaded, tokenizer = _load_folder(str(owner / "export"))
     else:
@@ -79,33 +88,44 @@ def open_subject(
     if counts is None and data.exists():
         counts = data
     return Subject(
-        owner.name,
+        owner.resolve().name,
+        model,
         run or owner,
         loaded.to(device),
         tokenizer,
         _frequencies(counts, tokenizer, loaded),
+        owner,
         settings["data"]["sequence"],
         data if data.exists() else None,
-        state.get("step"),
+        state.get("step") if step is not None else None,
         state.get("tokens"),
     )
 
 
-def owning_run(model: str) -> Path | None:
-    """The run directory that a path is, or is in as an export or a checkpoint."""
+def owning_run(model: str) -> tuple[Path | None, int | None]:
+    """The run directory that a path is, or whose export or checkpoint it is, and the checkpoint's step."""
     path = Path(model)
-    for folder in (path, path.parent, path.parent.parent):
-        try:
-            if "train" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
-                return folder
-        except (OSError, ValueError):
-            continue
-    return None
+    if _is_run(path):
+        return path, None
+    if path.name == "export" and _is_run(path.parent):
+        return path.parent, None
+    if path.name.isdigit() and path.parent.name == "checkpoints" and _is_run(path.parent.parent):
+        return path.parent.parent, int(path.name)
+    return None, None
 
 
-def _inside(model: str, run: Path) -> str:
-    """`checkpoints` for a checkpoint of the run."""
-    return "checkpoints" if Path(model).parent == run / "checkpoints" else ""
+def _is_run(folder: Path) -> bool:
+    try:
+        return {"model", "data", "optim", "train"} <= json.loads((folder / "config.json").read_text()).keys()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _check_exists(model: str) -> None:
+    """A name on the Hub is at most OWNER/NAME, and its owner is no folder here."""
+    path = Path(model)
+    if not path.exists() and (len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.exists())):
+        raise ValueError(f"there is no {model}: give a run, a checkpoint of one, or a folder with a model")
 
 
 def _load_folder(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -114,7 +134,7 @@ def _load_folder(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto"
         ).eval(), AutoTokenizer.from_pretrained(folder)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "
             "folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
@@ -145,7 +165,9 @@ def _load_checkpoint(run: Path, step: int | None) -> tuple[PreTrainedModel, dict
 
 def _prepared(data: Path) -> Path:
     if not data.exists():
-        raise ValueError(f"{data}, the data of the run, is not here: the tokenizer is in it")
+        raise ValueError(
+            f"{data.absolute()}, the data of the run, is not here: put it back, its tokenizer is needed"
+        )
     return data
 
 
@@ -154,8 +176,12 @@ def _frequencies(
 ) -> FrequencyBins | None:
     if counts is None:
         return None
-    prepared = counts.is_dir()
-    found = (
-        FrequencyBins.from_prepared(counts) if prepared else FrequencyBins.from_counts_file(counts, tokenizer)
-    )
+    if counts.is_dir():
+        if Manifest.read(counts).tokenizer_sha256 != fingerprint(tokenizer):
+            raise ValueError(
+                f"{counts} was prepared with another tokenizer than the model's: count with that"
+            )
+        found = FrequencyBins.from_prepared(counts)
+    else:
+        found = FrequencyBins.from_counts_file(counts, tokenizer)
     return found.extended(model.get_input_embeddings().num_embeddings)

@@ -1,6 +1,7 @@
 """What a figure is: the results it reads, its panels, and the paper's numbers beside ours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Figure:
     compare: Callable[[Runs], list[Comparison]] = nothing
     tables: Callable[[Runs], list[Table]] = nothing
     drawn_on_page: bool = True  # not, where its tables say all of it
+    of_memory: bool = False  # which a base model cannot have
 
     def missing(self, run: Run) -> str | None:
         """Why it cannot be drawn of a run, and what to do; None if it can."""
@@ -81,6 +83,26 @@ class Figure:
                 raise MissingError(reason)
         if reason := self.too_few(runs):
             raise MissingError(reason)
+        with self.naming(runs):
+            if not self.panels(runs):
+                names = ", ".join(str(run.path) for run in runs)
+                raise MissingError(
+                    f"{names} have nothing in common that {self.name} shows: measure the same texts"
+                )
+
+    @contextmanager
+    def naming(self, runs: Runs) -> Iterator[None]:
+        """Names the results of a figure that are not as the commands write them."""
+        try:
+            yield
+        except MissingError:
+            raise
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
+            files = " or ".join(f"results/{what}.json" for what in self.needs) or "a result"
+            where = ", ".join(str(run.path) for run in runs)
+            raise ValueError(
+                f"{files} of {where} is not as tide-lm writes it ({error!r}): make it again, or remove it"
+            ) from error
 
     def too_few(self, runs: Runs) -> str | None:
         if len(runs) >= self.at_least:

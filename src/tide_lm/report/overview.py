@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tide_lm.report.figure import Runs, Table
 from tide_lm.report.figures.loss import change, sources
-from tide_lm.report.results import Run
+from tide_lm.report.results import Run, same_text
 from tide_lm.report.wording import MINUS, NOT_MEASURED, difference, nats, quantity
 
 ROWS = {
@@ -44,12 +44,9 @@ def facts(runs: Runs) -> Table:
         ("how the tables are trained", _table_policy),
         ("held-out loss, nats", lambda run: nats(run.results.get("validation", {}).get("loss"))),
     ]
-    texts = dict.fromkeys(text for run in runs for text in _texts(run))
+    texts = dict.fromkeys(text for run in runs for text in run.texts)
     cells = [(name, *(cell(run) for run in runs)) for name, cell in rows]
-    cells += [
-        (f"perplexity on {text}", *(nats(_texts(run).get(text, {}).get("perplexity")) for run in runs))
-        for text in texts
-    ]
+    cells += [(f"perplexity on {text}", *_perplexities(runs, text)) for text in texts]
     return Table("The runs", ["", *(run.name for run in runs)], cells, numbers=False)
 
 
@@ -59,8 +56,16 @@ def _table_policy(run: Run) -> str:
     return run.config.optim.table_policy if run.blocks else "no tables"
 
 
-def _texts(run: Run) -> dict[str, Any]:
-    return run.results.get("perplexity", {}).get("texts", {})
+def _perplexities(runs: Runs, name: str) -> list[str]:
+    """With what they were measured on, where runs differ in that under one name."""
+    found = [run.texts.get(name, {}) for run in runs]
+    told = [nats(text.get("perplexity")) for text in found]
+    if same_text([text for text in found if text]):
+        return told
+    return [
+        f"{value} (of {text['bytes']:,} bytes, window {text['window']:,})" if text else value
+        for value, text in zip(told, found, strict=True)
+    ]
 
 
 def losses(runs: Runs) -> list[Table]:

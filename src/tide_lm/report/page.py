@@ -19,8 +19,10 @@ from tide_lm.runs import write_atomically
 
 def write_report(runs: list[Path], out: Path) -> Path:
     """Writes the page of these runs, the first of which the others are compared with."""
-    page = render(open_runs(runs))
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: name the file to write, as in {out / 'index.html'}")
     out.parent.mkdir(parents=True, exist_ok=True)
+    page = render(open_runs(runs))
     write_atomically(out, page)
     return out
 
@@ -30,8 +32,10 @@ def render(runs: Sequence[Run]) -> str:
     for figure in FIGURES.values():
         usable = [run for run in runs if figure.missing(run) is None]
         if usable and not figure.too_few(usable):
-            sections.append(_section(figure, usable))
-            usable_reasons = [figure.missing(run) for run in runs if run not in usable and run.blocks != 0]
+            with figure.naming(usable):
+                sections.append(_section(figure, usable))
+            others = [run for run in runs if run not in usable and not (figure.of_memory and run.blocks == 0)]
+            usable_reasons = [figure.missing(run) for run in others]
             missing += [(figure, reason) for reason in usable_reasons if reason]
         else:
             missing.append((figure, _reason(figure, runs)))

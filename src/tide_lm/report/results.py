@@ -64,15 +64,26 @@ class Run:
     @cached_property
     def config(self) -> RunConfig | None:
         """The run's settings; None for a model that was not trained here."""
-        values = RunDirectory(self.path).read_config()
-        return None if values is None else RunConfig.from_dict(values)
+        directory = RunDirectory(self.path)
+        values = directory.read_config()
+        try:
+            return None if values is None else RunConfig.from_dict(values)
+        except ValueError as error:
+            raise ValueError(
+                f"{directory.config} holds no settings of a run ({error}): give a run directory; the results "
+                "of a model from elsewhere are in runs/NAME"
+            ) from error
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """What the trainer logged, in order; a half-written last line is left out."""
         path = RunDirectory(self.path).metrics
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
+        try:
+            records = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ValueError(f"{path} holds a line that is not JSON ({error}): remove it") from error
+        return [record for record in records if isinstance(record, dict)]
 
     @property
     def blocks(self) -> int | None:
@@ -94,8 +105,13 @@ class Run:
     def losses(self) -> dict[str, dict[str, Any]]:
         """Every result with a loss by decile: the trainer's held-out text, then texts by name."""
         found = {"validation": self.results.get("validation", {})}
-        found |= self.results.get("perplexity", {}).get("texts", {})
+        found |= self.texts
         return {name: result for name, result in found.items() if "loss_by_decile" in result}
+
+    @property
+    def texts(self) -> dict[str, dict[str, Any]]:
+        """Perplexity and losses by text."""
+        return self.results.get("perplexity", {}).get("texts", {})
 
 
 def open_runs(paths: Sequence[Path]) -> list[Run]:
@@ -109,6 +125,11 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     return [Run(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
+
+
+def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether losses compare: measured on as many bytes, in the same windows."""
+    return len({tuple(result.get(key) for key in ("bytes", "window", "stride")) for result in results}) == 1
 
 
 def alike(runs: Sequence[Run], what: str, key: str) -> dict[str, Run]:

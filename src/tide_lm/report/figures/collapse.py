@@ -1,6 +1,7 @@
 """How far apart two tokens stay in one context: heatmaps of one run, and runs against one another."""
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -153,8 +154,9 @@ def _layer_axis(axes: "Axes", label: str, layers: int) -> None:
 
 def _compare_curves(runs: Runs) -> list[Comparison]:
     rows = []
-    for name in shared(map(_categories, runs)):
-        found = curves(runs, name, "distance")
+    measures = {"distance": "farther apart", "relative": "farther apart for their norm"}
+    for name, (measure, words) in product(shared(map(_categories, runs)), measures.items()):
+        found = curves(runs, name, measure)
         if len({len(values) for values in found.values()}) != 1:
             continue
         (_, reference), *others = found.items()
@@ -164,8 +166,8 @@ def _compare_curves(runs: Runs) -> list[Comparison]:
             ours.append(f"{wider} of {len(reference)}")
         rows.append(
             Comparison(
-                f"{name}: layers that keep pairs farther apart than in the first run",
-                "numbers: all; others: from the middle on",
+                f"{name}: layers that keep pairs {words} than in the first run",
+                "numbers: all; others: from the middle on" if measure == "distance" else "not stated",
                 "section 3.3.3, Figure 6",
                 ["the first run", *ours],
             )

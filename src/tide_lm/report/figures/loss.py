@@ -15,7 +15,7 @@ from tide_lm.report.drawing import (
     token_axis,
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs
-from tide_lm.report.results import MissingError, Run, shared
+from tide_lm.report.results import MissingError, Run, same_text, shared
 from tide_lm.report.wording import NOT_MEASURED, difference, nats, percent, short
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def _has_losses(run: Run) -> None:
 
 
 def sources(runs: Runs) -> list[str]:
-    """The texts on which all of the runs were measured by decile."""
-    return shared(run.losses for run in runs)
+    """The texts on which all of the runs were measured by decile, in the same way."""
+    names = shared(run.losses for run in runs)
+    return [name for name in names if same_text([run.losses[name] for run in runs])]
 
 
 def change(value: float | None, reference: float | None) -> float | None:

@@ -136,6 +136,7 @@ def _compare_distances(runs: Runs) -> list[Comparison]:
 
 
 DISTANCES = Figure(
+    of_memory=True,
     name="distances",
     place="Figure 9",
     title="Distance between E and the tables",
@@ -242,6 +243,7 @@ def _compare_routing(runs: Runs) -> list[Comparison]:
 
 
 ROUTING = Figure(
+    of_memory=True,
     name="routing",
     place="Figure 10",
     title="What the layers draw from memory",
@@ -304,6 +306,7 @@ def _compare_drop(runs: Runs) -> list[Comparison]:
 
 
 LAYER_DROP = Figure(
+    of_memory=True,
     name="layer-drop",
     place="Figure 11",
     title="One layer's memory taken out",

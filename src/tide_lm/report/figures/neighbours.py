@@ -59,6 +59,7 @@ def _compare_overlap(runs: Runs) -> list[Comparison]:
 
 
 NEIGHBOURS = Figure(
+    of_memory=True,
     name="neighbours",
     place="Figure 13",
     title="Neighbours in E and in the tables",
@@ -134,6 +135,7 @@ def _compare_words(runs: Runs) -> list[Comparison]:
 
 
 WORDS = Figure(
+    of_memory=True,
     name="words",
     place="Table 6",
     title="Neighbours of words",

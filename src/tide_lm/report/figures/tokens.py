@@ -17,7 +17,7 @@ from tide_lm.report.drawing import (
     token_axis,
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
-from tide_lm.report.results import MissingError, Run, alike
+from tide_lm.report.results import Run, alike
 from tide_lm.report.wording import MINUS, NOT_MEASURED, count, short
 
 if TYPE_CHECKING:
@@ -264,14 +264,6 @@ def _gradient_panel(run: Run) -> Panel:
     )
 
 
-def _has_deciles(run: Run) -> None:
-    if "embedding_input" not in run.result("gradients"):
-        raise MissingError(
-            f"results/gradients.json of {run.path} is the trainer's, without deciles: "
-            f"run `{run.maker('gradients')}`"
-        )
-
-
 def _compare_gradients(runs: Runs) -> list[Comparison]:
     def ours(run: Run, decile: int) -> str:
         ratio = run.result("gradients").get("amplification", [None] * 10)[decile]
@@ -294,8 +286,7 @@ GRADIENTS = Figure(
     title="Gradient that rows collected",
     says="What the trainer recorded, before clipping. With a tied head, E gets gradient by two ways, shown "
     "apart: through the input only tokens of the batch, through the head every token at every step.",
-    needs={"gradients": ()},
-    check=_has_deciles,
+    needs={"gradients": ("embedding_input", "embedding_head")},
     panels=lambda runs: [_gradient_panel(run) for run in runs],
     compare=_compare_gradients,
 )
