@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tide_lm.data.frequency import FrequencyBins
-from tide_lm.evaluate.perplexity import Windows, cut, perplexity
+from tide_lm.evaluate.perplexity import TextSize, Windows, cut, document_tokens, perplexity
 
 
 @pytest.fixture
@@ -115,10 +115,11 @@ def test_a_text_shorter_than_a_window_and_a_wrong_stride_are_named(model, tokeni
         Windows(8, 9)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """One document of 2 MB and one of 24 MB, in a process each."""
     code = """
-import resource, sys, torch
+import sys, torch
 from tide_lm.data import tokenizers
 import tide_lm.evaluate.perplexity as module
 from tide_lm.model import TideConfig, TideForCausalLM
@@ -128,7 +129,8 @@ config = TideConfig(vocab_size=400, hidden_size=8, intermediate_size=8, num_hidd
 model = TideForCausalLM(config).eval()
 module.token_losses = lambda model, inputs, targets: torch.ones_like(targets, dtype=torch.float32)
 module.perplexity(model, tokenizer, sys.argv[1], module.Windows(2048, 2048, 8))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) // 1024)  # ru_maxrss would count what the parent held
 """
     peaks = []
     for size in (2, 24):
@@ -138,6 +140,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
     assert peaks[1] < peaks[0] + 20, peaks
+
+
+def test_a_long_text_read_by_lines_has_the_tokens_of_the_whole(tokenizer, tmp_path):
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics))[:400_000]
+    (tmp_path / "long.txt").write_text(text, encoding="utf-8")
+    size = TextSize()
+    (document,) = document_tokens(str(tmp_path / "long.txt"), "text", tokenizer, size)
+    pieces = list(document)
+    assert len(pieces) > 2
+    assert np.concatenate(pieces).tolist() == [tokenizer.bos_token_id, *tokenizer(text).input_ids]
+    assert (size.words, size.bytes) == (len(text.split()), len(text.encode()))
 
 
 def test_without_bos_a_document_begins_with_eos(model, tokenizer, text):
