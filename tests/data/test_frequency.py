@@ -19,7 +19,6 @@ from tide_lm.data.frequency import (
     LossByBin,
     clean_types,
     deciles,
-    group_of,
 )
 from tide_lm.data.shards import Manifest
 
@@ -65,8 +64,7 @@ def test_the_cap_leaves_out_the_most_frequent_and_ranks_the_rest():
 
 
 def test_groups_are_the_papers():
-    assert [group_of(b) for b in range(BINS)] == 3 * ["rare"] + 4 * ["mid"] + 3 * ["common"]
-    assert group_of(UNBINNED) == "unbinned"
+    assert (len(RARE), len(MID), len(COMMON)) == (3, 4, 3)
     assert [*RARE, *MID, *COMMON] == [*range(BINS)]
 
 
@@ -99,11 +97,9 @@ def test_bins_of_prepared_data_and_of_a_file_agree(tokenizer, tmp_path):
     (tmp_path / "counts.json").write_text(json.dumps({id: int(n) for id, n in enumerate(counts_V) if n}))
     expected = FrequencyBins.from_prepared(tmp_path)
     assert (expected.bins_V == deciles(counts_V, clean_types(counts_V, tokenizer))).all()
-    expected.save(tmp_path / "bins.npz")
     for bins in (
         FrequencyBins.from_counts_file(tmp_path / "counts.json", tokenizer),
         FrequencyBins.from_counts_file(tmp_path / "counts.npy", tokenizer),
-        FrequencyBins.load(tmp_path / "bins.npz"),
     ):
         assert (bins.bins_V == expected.bins_V).all()
         assert (bins.counts_V == counts_V).all()
@@ -130,13 +126,6 @@ def test_a_bad_counts_file_is_named(tokenizer, tmp_path, name, content, message)
     with pytest.raises(ValueError, match=message) as error:
         FrequencyBins.from_counts_file(tmp_path / name, tokenizer)
     assert name in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"bins"])
-def test_a_damaged_bins_file_is_named(tmp_path, content):
-    (tmp_path / "bins.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"bins\.npz holds no frequency bins"):
-        FrequencyBins.load(tmp_path / "bins.npz")
 
 
 def test_planted_losses_give_known_means():

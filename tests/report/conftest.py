@@ -39,7 +39,7 @@ def losses(shift: float) -> dict:
 
 def _norms(tables: int) -> dict:
     means = [0.5 + 0.05 * decile for decile in range(10)]
-    group = {"ids": 10, "mean": 0.6, "deviation": 0.1, "quantiles": None, "histogram": [2, 5, 3]}
+    group = {"ids": 10, "mean": 0.6, "deviation": 0.1, "histogram": [2, 5, 3]}
     return {
         "embedding": means,
         "tables": [[value + block / 10 for value in means] for block in range(tables)],

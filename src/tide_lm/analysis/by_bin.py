@@ -6,8 +6,6 @@ import numpy as np
 
 from tide_lm.data.frequency import BINS, GROUPS, FrequencyBins
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
 
 def decile_means(values_V: np.ndarray, bins: FrequencyBins) -> list[float | None]:
     """The mean of each decile, each id counted once; None for a decile without ids."""
@@ -15,7 +13,7 @@ def decile_means(values_V: np.ndarray, bins: FrequencyBins) -> list[float | None
 
 
 def group_spread(values_V: np.ndarray, bins: FrequencyBins) -> dict[str, Any]:
-    """Mean, deviation, quantiles and a histogram of rare, mid and common ids, on common edges."""
+    """Mean, deviation and a histogram of rare, mid and common ids, on common edges."""
     kept = values_V[bins.bins_V >= 0]
     edges = np.histogram_bin_edges(kept, 40) if len(kept) else np.linspace(0, 1, 41)
     found = {}
@@ -25,9 +23,6 @@ def group_spread(values_V: np.ndarray, bins: FrequencyBins) -> dict[str, Any]:
             "ids": len(values),
             "mean": _mean(values),
             "deviation": float(values.std()) if len(values) else None,
-            "quantiles": dict(zip(map(str, QUANTILES), np.quantile(values, QUANTILES).tolist(), strict=True))
-            if len(values)
-            else None,
             "histogram": np.histogram(values, edges)[0].tolist(),
         }
     return {"edges": edges.tolist(), **found}

@@ -5,7 +5,6 @@ Shapes: V vocabulary, N tokens, R = 11 rows: the ten deciles, then the tokens ou
 
 import hashlib
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,6 @@ BINS = 10
 UNBINNED = -1
 RARE, MID, COMMON = range(3), range(3, 7), range(7, 10)
 GROUPS = {"rare": RARE, "mid": MID, "common": COMMON}
-
-
-def group_of(bin: int) -> str:
-    """The paper's name for a decile: rare, mid or common; `unbinned` for what is in none."""
-    return next((name for name, bins in GROUPS.items() if bin in bins), "unbinned")
 
 
 def clean_types(counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
@@ -80,11 +74,11 @@ class FrequencyBins:
         from transformers import AutoTokenizer
 
         manifest, path = Manifest.read(folder), folder / "counts.npy"
-        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "missing"
-        if found != (manifest.counts_sha256 or found) or found == "missing":
-            raise ValueError(
-                f"{path} is {'missing' if found == 'missing' else 'damaged'}: prepare the data again"
-            )
+        if not path.exists():
+            raise ValueError(f"{path} is missing: prepare the data again")
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if manifest.counts_sha256 not in (None, found):
+            raise ValueError(f"{path} is damaged: prepare the data again")
         counts_V = _read_counts(path, manifest.vocab_size)
         return cls.from_counts(counts_V, AutoTokenizer.from_pretrained(folder / "tokenizer"), cap)
 
@@ -105,18 +99,6 @@ class FrequencyBins:
             )
         bins_V = np.concatenate([self.bins_V, np.full(more, UNBINNED, np.int8)])
         return FrequencyBins(bins_V, np.concatenate([self.counts_V, np.zeros(more, np.int64)]))
-
-    def save(self, path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez_compressed(file, bins_V=self.bins_V, counts_V=self.counts_V)
-
-    @classmethod
-    def load(cls, path: Path) -> "FrequencyBins":
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return cls(arrays["bins_V"], arrays["counts_V"])
-        except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} holds no frequency bins ({error}): make them again") from error
 
     def rows(self) -> torch.Tensor:
         """The row of each id in a table of 11: its decile, or the last for the unbinned."""
