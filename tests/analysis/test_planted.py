@@ -38,7 +38,7 @@ def bins():
 @pytest.fixture
 def subject(tiny_model, tokenizer, bins, tmp_path):
     model = tiny_model(vocab_size=300, tie_word_embeddings=False)
-    return Subject("planted", "planted", tmp_path, model, tokenizer, bins)
+    return Subject("planted", "planted", tmp_path, model.config, lambda: model, tokenizer, bins)
 
 
 @pytest.fixture
@@ -142,6 +142,20 @@ def test_routing_is_the_mean_over_input_tokens_of_each_decile(subject, text, tok
             assert found["by_layer"][layer][row] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refused(subject, text, tiny_model):
+    with pytest.raises(ValueError, match="fewer than one window of 4,096"):
+        routing(subject, text, Windows(4096, 4096))
+    small = tiny_model(vocab_size=50)
+    subject = replace(subject, config=small.config, load=lambda: small)
+    for look in (
+        lambda: routing(subject, text, WINDOWS),
+        lambda: collapsed(subject),
+        lambda: perplexity(small, subject.tokenizer, text, WINDOWS),
+    ):
+        with pytest.raises(ValueError, match="and the model has 50: they do not fit"):
+            look()
+
+
 def test_dropping_every_layer_is_the_base_path(subject, text, tiny_model, tokenizer):
     found = layer_drop(subject, {"text": text}, WINDOWS)["texts"]["text"]
     base = tiny_model(vocab_size=300, tie_word_embeddings=False, num_memory_blocks=0)
@@ -219,15 +233,26 @@ def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(s
     assert same["pairs"] == [list(PAIR)]
     assert same["skipped"] == [["unheardof", "layer"]]
     assert same["distance"] == [[0.0, 0.0]]
-    assert same["collapsed"] == [1, 1]
     assert same["collapse_set"] == [[0], [0]]
     with torch.no_grad():
         memory.weight[second] = -memory.weight[first]
     apart = collapsed(subject)
     assert min(apart["distance"][0]) > 0.01
-    assert apart["collapsed"] == [0, 0]
-    for bound, separation in zip(apart["ffn"]["bound"], apart["ffn"]["separation"], strict=True):
-        assert separation <= bound * 1.001
+    assert apart["collapse_set"] == [[], []]
+
+
+def test_the_bound_of_the_ffn_is_by_pair_and_layer(subject):
+    pairs = [PAIR, ("the", "knows")]
+    found = collapse.category(subject.model, subject.tokenizer, pairs, ["knows the"], 10.0)
+    assert found["collapse_set"] == [[0, 1], [0, 1]]
+    shapes = {name: np.shape(values) for name, values in found["ffn"].items()}
+    assert shapes == dict.fromkeys(("input_distance", "slope", "bound", "separation"), (2, 2))
+    alone = collapse.category(subject.model, subject.tokenizer, pairs[1:], ["knows the"], 10.0)["ffn"]
+    for name, values in found["ffn"].items():
+        assert values[1] == pytest.approx(alone[name][0], rel=1e-3)
+    ffn = {name: np.array(values) for name, values in found["ffn"].items()}
+    assert ffn["bound"] == pytest.approx(ffn["slope"] * ffn["input_distance"])
+    assert (ffn["separation"] <= ffn["bound"] * 1.001).all()
 
 
 def test_distances_are_those_of_the_hidden_states(subject, tokenizer):

@@ -117,6 +117,7 @@ def test_bins_of_prepared_data_and_of_a_file_agree(tokenizer, tmp_path):
         ("words.json", b'{"the": 4}', "JSON object"),
         ("fractions.json", b'{"1": 0.5}', "not integers"),
         ("negative.json", b'{"1": -2}', "not integers"),
+        ("zeros.json", b'{"1": 0}', "all are zero"),
         ("larger.json", b'{"1": 2, "300": 1}', "counts the id 300, but the tokenizer has 292 ids"),
     ],
 )
@@ -126,6 +127,12 @@ def test_a_bad_counts_file_is_named(tokenizer, tmp_path, name, content, message)
     with pytest.raises(ValueError, match=message) as error:
         FrequencyBins.from_counts_file(tmp_path / name, tokenizer)
     assert name in str(error.value)
+
+
+def test_an_array_of_counts_has_one_for_each_id(tokenizer, tmp_path):
+    np.save(tmp_path / "counts.npy", np.ones(100, np.int64))
+    with pytest.raises(ValueError, match=r"100 of them, for 292 ids.*one per id"):
+        FrequencyBins.from_counts_file(tmp_path / "counts.npy", tokenizer)
 
 
 def test_planted_losses_give_known_means():

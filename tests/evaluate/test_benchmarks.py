@@ -313,7 +313,7 @@ def test_the_command_prints_the_papers_columns_as_rows(trained, records, tmp_pat
     ("arguments", "message"),
     [
         (["--limit", "3"], "give --benchmarks"),
-        (["--benchmarks", "hub", "--text", "a.txt"], "call twice"),
+        (["--benchmarks", "hub", "--text", "a.txt"], "--text is not of benchmarks"),
     ],
 )
 def test_a_wrong_call_says_why(arguments, message):

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.analysis.contexts import PAIRS, TEMPLATES
+from tide_lm.evaluate.perplexity import check_ids
 from tide_lm.evaluate.subject import Subject
 
 Pair = tuple[str, str]
@@ -53,14 +54,11 @@ def category(
         return result
     distance_PL, relative_PL, mean_WLD, inputs_WLD = _measure(model, tokenizer, usable, templates)
     apart_PL, norm_PL = _distance_and_norm(mean_WLD)
+    member_PL = apart_PL <= delta * norm_PL
     return result | {
         "distance": distance_PL.tolist(),
         "relative": relative_PL.tolist(),
-        "collapsed": (apart_PL <= delta * norm_PL).sum(0).tolist(),
-        "collapse_set": [
-            [pair for pair, member in enumerate(members) if member]
-            for members in (apart_PL <= delta * norm_PL).T.tolist()
-        ],
+        "collapse_set": [torch.nonzero(member_P).flatten().tolist() for member_P in member_PL.T],
         "ffn": _ffn(model, inputs_WLD) if inputs_WLD is not None and _has_gated_ffn(model) else None,
     }
 
@@ -88,7 +86,7 @@ def _measure(
         states_WLD = torch.stack([seen[0] for seen in found])
         apart_PL, norm_PL = _distance_and_norm(states_WLD)
         distance.append(apart_PL)
-        relative.append(apart_PL / norm_PL)
+        relative.append(apart_PL / norm_PL.clamp(min=torch.finfo(norm_PL.dtype).tiny))
         states.append(states_WLD)
         if len(found[0]) > 1:
             inputs.append(torch.stack([seen[1] for seen in found]))
@@ -104,6 +102,7 @@ def last_states(model: PreTrainedModel, ids_WT: torch.Tensor) -> tuple[torch.Ten
 
     Of a model whose layers are not known the states are those it returns, the last one after its final norm.
     """
+    check_ids(ids_WT, model.get_input_embeddings().num_embeddings)
     layers = getattr(model.base_model, "layers", None)
     if layers is None:
         states = model(ids_WT, output_hidden_states=True, use_cache=False).hidden_states[1:]
@@ -159,9 +158,9 @@ def _has_gated_ffn(model: PreTrainedModel) -> bool:
 
 
 def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor) -> dict[str, Any]:
-    """By layer, means over pairs: how far apart the FFN's inputs are, its largest slope between them, their
-    product, which no separation exceeds, and the separation there is."""
-    found: dict[str, list[float]] = {"input_distance": [], "slope": [], "bound": [], "separation": []}
+    """By pair and layer: how far apart the FFN's inputs are, its largest slope found between them, their
+    product, and how far apart its outputs are."""
+    found: dict[str, list[torch.Tensor]] = {"input_distance": [], "slope": [], "bound": [], "separation": []}
     for layer, inputs_WD in zip(model.base_model.layers, inputs_WLD.unbind(1), strict=True):
         ffn = layer.mlp
         words_WD = inputs_WD.to(next(ffn.parameters()).dtype)
@@ -169,14 +168,11 @@ def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor) -> dict[str, Any]:
         apart_P = torch.linalg.vector_norm((first - second).float(), dim=-1)
         slope_P = largest_slope(ffn, first, second)
         separation_P = torch.linalg.vector_norm((ffn(first) - ffn(second)).float(), dim=-1)
-        for name, values in (
-            ("input_distance", apart_P),
-            ("slope", slope_P),
-            ("bound", slope_P * apart_P),
-            ("separation", separation_P),
+        for values, value_P in zip(
+            found.values(), (apart_P, slope_P, slope_P * apart_P, separation_P), strict=True
         ):
-            found[name].append(values.mean().item())
-    return found
+            values.append(value_P)
+    return {name: torch.stack(values, 1).tolist() for name, values in found.items()}
 
 
 def largest_slope(
@@ -184,8 +180,8 @@ def largest_slope(
 ) -> torch.Tensor:
     """The largest norm of the Jacobian on the segment between two points, for each pair.
 
-    A gated FFN has no slope that holds everywhere, but it has one on a segment. The power method, at points
-    spread evenly.
+    A gated FFN has no slope that holds everywhere, but it has one on a segment. It is found by the power
+    method at points spread evenly, so what is found may be a little less than the largest.
     """
     shares = torch.linspace(0, 1, POINTS, dtype=first_PD.dtype, device=first_PD.device)[:, None, None]
     points = (first_PD + shares * (second_PD - first_PD)).flatten(0, 1)

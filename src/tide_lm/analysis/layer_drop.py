@@ -23,6 +23,10 @@ def layer_drop(
         found = perplexity(
             model, subject.tokenizer, text, windows, text_field=text_field, drop_memory_layers=dropped
         )
+        if found["perplexity"] is None:
+            raise ValueError(
+                f"the loss on {text} is {found['loss']}, without layers {dropped}: no perplexity"
+            )
         return found["perplexity"]
 
     found = {}
@@ -34,6 +38,7 @@ def layer_drop(
             tell(f"{name}, without layer {layer}")
             dropped.append(without(text, [layer]))
         found[name] = {
+            "source": str(text),
             "full": full,
             "without_layer": dropped,
             "change": [value / full - 1 for value in dropped],

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tide_lm import checkpoint
 from tide_lm.analysis.by_bin import decile_means, group_spread
-from tide_lm.checkpoint import steps
 from tide_lm.data.frequency import FrequencyBins
-from tide_lm.evaluate.subject import Subject, open_subject
+from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
 from tide_lm.runs import RunDirectory
 
@@ -39,10 +39,19 @@ def _table_means(subject: Subject, bins: FrequencyBins) -> list[list[float | Non
 
 
 def _growth(subject: Subject, bins: FrequencyBins, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Of each checkpoint, of which no more than the embedding is read."""
+    if subject.owner is None:
+        return []
     found = []
-    for step in steps(RunDirectory(subject.owner).checkpoints) if subject.owner else []:
+    folder = RunDirectory(subject.owner).checkpoints
+    for step in checkpoint.steps(folder):
         tell(f"checkpoint of step {step}")
-        then = open_subject(str(subject.owner), step=step)
-        norms_V = row_norms(then.model.get_input_embeddings().weight)
-        found.append({"step": step, "tokens": then.tokens, "embedding": decile_means(norms_V, bins)})
+        path = checkpoint.at(folder, step)
+        if fault := checkpoint.find_fault(path):
+            raise ValueError(f"{path} is damaged ({fault}): remove it, and look again")
+        rows_VD = torch.empty(subject.vocabulary, subject.config.hidden_size)
+        state = checkpoint.load(path, {"model.model.embed_tokens.weight": rows_VD})
+        found.append(
+            {"step": step, "tokens": state["tokens"], "embedding": decile_means(row_norms(rows_VD), bins)}
+        )
     return found

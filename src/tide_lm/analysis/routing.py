@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tide_lm.data.frequency import BINS
-from tide_lm.evaluate.perplexity import Progress, TextSize, Windows, batched, cut, document_tokens
+from tide_lm.evaluate.perplexity import Progress, TextSize, Windows, read
 from tide_lm.evaluate.subject import Subject
 
 
@@ -29,9 +29,7 @@ def routing(
     sums_LRS = torch.zeros(model.config.num_hidden_layers, BINS + 1, slots, dtype=torch.float64)
     counts_R = torch.zeros(BINS + 1, dtype=torch.int64)
     apart = Windows(windows.size, windows.size, windows.batch)  # no token twice
-    documents = document_tokens(str(text), text_field, subject.tokenizer, TextSize())
-    cuts = (window for document in documents for window in cut(document, apart))
-    for ids, predicted in batched(cuts, windows.batch):
+    for ids, predicted in read(text, text_field, subject.tokenizer, subject.vocabulary, apart, TextSize()):
         # The inputs of predicted tokens: all but what fills a row up, and a document's last token.
         inputs_BT, taken_BT = ids[:, :-1].to(model.device), predicted[:, 1:].to(model.device)
         weights = model(inputs_BT, use_cache=False, output_router_weights=True).router_weights

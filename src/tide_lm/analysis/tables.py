@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide_lm.data.frequency import COMMON, RARE, FrequencyBins
+from tide_lm.data.frequency import COMMON, RARE
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
 
@@ -44,7 +44,7 @@ def distances(subject: Subject) -> dict[str, Any]:
     return {
         "tables": tables,
         "ids": len(ids_N),
-        "distance": (1 - cosines / len(ids_N)).tolist(),
+        "distance": (1 - cosines / len(ids_N)).clamp(min=0).tolist(),
     }
 
 
@@ -119,6 +119,6 @@ def single_token(subject: Subject, word: str) -> int:
 
 
 def _known_ids(subject: Subject) -> torch.Tensor:
-    bins: FrequencyBins | None = subject.frequencies
-    vocabulary = subject.model.get_input_embeddings().num_embeddings
-    return torch.arange(vocabulary) if bins is None else torch.from_numpy(np.flatnonzero(bins.counts_V))
+    if subject.frequencies is None:
+        return torch.arange(subject.vocabulary)
+    return torch.from_numpy(np.flatnonzero(subject.frequencies.counts_V))

@@ -1,5 +1,6 @@
 """The command `tide-lm`. Commands import what is heavy when they run, so help answers at once."""
 
+import os
 import sys
 
 import typer
@@ -38,6 +39,8 @@ def main() -> None:
     """Exit status: 0 done, 1 the work failed, 2 the call is wrong."""
     if sys.platform == "win32":
         sys.exit("tide-lm runs on Linux and macOS; on Windows, use it in WSL")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of other libraries are for terminals
     try:
         app()
     except (ValueError, OSError) as error:

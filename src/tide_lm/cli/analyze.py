@@ -2,26 +2,28 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tide_lm.cli.output import AsJson, print_json
 from tide_lm.cli.progress import working
+from tide_lm.cli.summary import print_summary
 from tide_lm.cli.texts import (
     Batch,
     Counts,
+    Reading,
     Run,
     Stride,
     TextField,
     Texts,
     Window,
-    chosen_texts,
-    chosen_windows,
     named_texts,
+    refuse_others,
 )
+from tide_lm.runs import results_folder
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.subject import Subject
@@ -39,7 +41,32 @@ class What(StrEnum):
     footprint = "footprint"
 
 
+# The options that each analysis reads, beside those of all.
+OF_ALL = {"what", "models", "run", "as_json"}
+READS = {
+    What.norms: {"counts"},
+    What.updates: {"counts", "tokens", "batch", "sequence"},
+    What.gradients: {"counts"},
+    What.collapse: {"delta"},
+    What.routing: {"text", "text_field", "counts", "window", "batch"},
+    What.layer_drop: {"text", "text_field", "window", "stride", "batch"},
+    What.distances: {"counts"},
+    What.neighbours: {"counts", "token"},
+    What.footprint: set(),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    reading: Reading = field(default_factory=Reading)
+    delta: float = 0.1
+    words: Sequence[str] = ()
+    tokens: float = 200e9
+    sequence: int = 2048
+
+
 def command(
+    context: typer.Context,
     what: Annotated[What, typer.Argument(help="What to look at.")],
     models: Annotated[list[str], typer.Argument(help="Runs, checkpoints, folders or names on the Hub.")],
     text: Texts = None,
@@ -58,23 +85,34 @@ def command(
     tokens: Annotated[
         float, typer.Option("--tokens", min=1, help="updates: the training budget in tokens.")
     ] = 200e9,
+    sequence: Annotated[
+        int, typer.Option("--sequence", min=1, help="updates: the tokens of a training sequence.")
+    ] = 2048,
     as_json: AsJson = False,
 ) -> None:
     """Look into models as the paper does; each analysis writes results/WHAT.json of the model's run."""
+    refuse_others(context, READS[what] | OF_ALL, what.value)
     if run is not None and len(models) > 1:
         raise typer.BadParameter("--run takes the results of one model: leave it out, or give one model")
-    if not math.isfinite(tokens):
-        raise typer.BadParameter(f"--tokens is {tokens}: give a finite number")
-    texts = named_texts(text)
+    if len(set(models)) < len(models):
+        raise typer.BadParameter(f"a model is given twice in {', '.join(models)}: give each once")
+    if not math.isfinite(tokens + delta):
+        raise typer.BadParameter(f"--tokens is {tokens} and --delta {delta}: give finite numbers")
+    options = Options(
+        Reading(named_texts(text), text_field, window, stride, batch), delta, token or (), tokens, sequence
+    )
+    if what is What.routing and len(options.reading.texts) > 1:
+        raise typer.BadParameter("routing reads one text: give --text once")
     from tide_lm.evaluate.subject import open_subject
 
     found = {}
     for model in models:
+        subject = open_subject(model, counts=counts, run=run)
+        results_folder(subject.run)
         with working(f"Looking at {what} of {model}") as tell:
-            subject = open_subject(model, counts=counts, run=run)
-            found[model] = analyze(
-                what, subject, texts, text_field, (window, stride, batch), delta, token or [], tokens, tell
-            )
+            found[model] = analyze(what, subject, options, tell)
+        if not as_json:
+            print_summary(what.value, f"{what} of {model}", found[model])
         typer.echo(f"results in {subject.run / 'results'}", err=True)
     if as_json:
         print_json(found)
@@ -83,31 +121,17 @@ def command(
 def analyze(
     what: What,
     subject: "Subject",
-    texts: dict[str, Path],
-    text_field: str = "text",
-    windows: tuple[int | None, int | None, int] = (None, None, 8),
-    delta: float = 0.1,
-    words: Sequence[str] = (),
-    tokens: float = 200e9,
+    options: Options,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Looks, and writes the result."""
-    result = _look(what, subject, texts, text_field, windows, delta, words, tokens, tell)
+    result = _look(what, subject, options, tell)
     subject.write(what.value, result)
     return result
 
 
-def _look(
-    what: What,
-    subject: "Subject",
-    texts: dict[str, Path],
-    text_field: str,
-    windows: tuple[int | None, int | None, int],
-    delta: float,
-    words: Sequence[str],
-    tokens: float,
-    tell: Callable[[str], None],
-) -> dict[str, Any]:
+def _look(what: What, subject: "Subject", options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
+    reading = options.reading
     match what:
         case What.norms:
             from tide_lm.analysis.norms import norms
@@ -116,7 +140,7 @@ def _look(
         case What.updates:
             from tide_lm.analysis.updates import updates
 
-            return updates(subject.bins, tokens, 8, 2048)
+            return updates(subject.bins, options.tokens, reading.batch, options.sequence)
         case What.gradients:
             from tide_lm.analysis.gradients import gradients
 
@@ -124,21 +148,19 @@ def _look(
         case What.collapse:
             from tide_lm.analysis.collapse import collapse
 
-            return collapse(subject, delta, tell)
+            return collapse(subject, options.delta, tell)
         case What.routing:
             from tide_lm.analysis.routing import routing
 
-            if len(texts) > 1:
-                raise typer.BadParameter("routing reads one text: give --text once")
-            chosen = chosen_windows(subject, *windows)
-            name, path = next(iter(chosen_texts(subject, texts).items()))
-            seen = routing(subject, path, chosen, text_field, lambda tokens: tell(f"{tokens:,} tokens"))
-            return {"text": name, "source": str(path), "window": chosen.size, **seen}
+            windows = reading.windows_of(subject)
+            name, path = next(iter(reading.texts_of(subject).items()))
+            seen = routing(subject, path, windows, reading.text_field, lambda n: tell(f"{n:,} tokens"))
+            return {"text": name, "source": str(path), "window": windows.size, **seen}
         case What.layer_drop:
             from tide_lm.analysis.layer_drop import layer_drop
 
-            chosen = chosen_windows(subject, *windows)
-            return layer_drop(subject, chosen_texts(subject, texts), chosen, text_field, tell)
+            texts, windows = reading.texts_of(subject), reading.windows_of(subject)
+            return layer_drop(subject, texts, windows, reading.text_field, tell)
         case What.distances:
             from tide_lm.analysis.tables import distances
 
@@ -146,13 +168,13 @@ def _look(
         case What.neighbours:
             from tide_lm.analysis.tables import neighbours
 
-            return neighbours(subject, words)
+            return neighbours(subject, options.words)
         case What.footprint:
-            from transformers import LlamaForCausalLM
+            from transformers import LlamaConfig
 
             from tide_lm.analysis.footprint import footprint
             from tide_lm.config import ModelConfig
 
-            if not isinstance(subject.model, LlamaForCausalLM):
+            if not isinstance(subject.config, LlamaConfig):
                 raise ValueError(f"{subject.name} is no Llama, and only that architecture is counted")
-            return footprint(ModelConfig.from_values(subject.model.config.to_dict()))
+            return footprint(ModelConfig.from_values(subject.config.to_dict()))

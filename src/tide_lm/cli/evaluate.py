@@ -12,14 +12,14 @@ from tide_lm.cli.progress import working
 from tide_lm.cli.texts import (
     Batch,
     Counts,
+    Reading,
     Run,
     Stride,
     TextField,
     Texts,
     Window,
-    chosen_texts,
-    chosen_windows,
     named_texts,
+    refuse_others,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 def command(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
     text: Texts = None,
     text_field: TextField = "text",
@@ -56,40 +57,30 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Perplexity by token and word, and loss by frequency decile, on any text; zero-shot benchmarks."""
-    texts = named_texts(text)
-    if benchmarks is None and (tasks or limit):
-        raise typer.BadParameter("--tasks and --limit are of benchmarks: give --benchmarks")
     if benchmarks is not None:
-        if texts or all_checkpoints:
-            raise typer.BadParameter("--benchmarks goes without --text and --all-checkpoints: call twice")
+        refuse_others(
+            context, {"model", "run", "batch", "benchmarks", "tasks", "limit", "as_json"}, "benchmarks"
+        )
         _on_benchmarks(model, run, benchmarks, tasks, limit, batch, as_json)
         return
-    from tide_lm.evaluate.subject import open_subject
-
+    if tasks or limit:
+        raise typer.BadParameter("--tasks and --limit are of benchmarks: give --benchmarks")
+    reading = Reading(named_texts(text), text_field, window, stride, batch)
     if all_checkpoints:
-        result = _over_checkpoints(model, texts, text_field, counts, (window, stride, batch))
-        path = runs.write_result(run or Path(model), "checkpoints", {"model": model, **result})
-    else:
-        subject = open_subject(model, counts=counts, run=run)
-        runs.results_folder(subject.run)
-        result = {"texts": _evaluate(subject, texts, text_field, (window, stride, batch))}
-        path = subject.write("perplexity", {"texts": _earlier_texts(subject) | result["texts"]})
-    if as_json:
-        print_json(result)
-    elif all_checkpoints:
+        result = _over_checkpoints(model, run, counts, reading)
+        columns = ["step", "tokens", *result["texts"]]
         rows = [
-            (
-                point["step"],
-                f"{point['tokens']:,}",
-                *(_loss(value) for value in point["perplexity"].values()),
-            )
+            (point["step"], f"{point['tokens']:,}", *map(_loss, point["perplexity"].values()))
             for point in result["points"]
         ]
-        names = list(result["points"][0]["perplexity"])
-        print_table(f"Perplexity of {model}", ["step", "tokens", *names], rows)
+        shown = f"Perplexity of {model}", columns, rows
     else:
-        _print(model, result["texts"])
-    typer.echo(f"wrote {path}", err=True)
+        result = _on_texts(model, run, counts, reading)
+        shown = _table(model, result["texts"])
+    if as_json:
+        print_json(result)
+    else:
+        print_table(*shown)
 
 
 def _on_benchmarks(
@@ -98,18 +89,24 @@ def _on_benchmarks(
     from tide_lm.evaluate import benchmarks
 
     names = list(benchmarks.TASKS) if tasks is None else [name.strip() for name in tasks.split(",")]
-    benchmarks.check(source, names)
+    try:
+        benchmarks.check(source, names)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     from tide_lm.evaluate.subject import open_subject
 
     subject = open_subject(model, run=run)
     runs.results_folder(subject.run)
     found = benchmarks.run(subject.model, subject.tokenizer, source, names, batch=batch, limit=limit)
     result = {"model": subject.name, **found}
-    path = subject.write("benchmarks", result)
+    _wrote(subject.write("benchmarks", result))
     if as_json:
         print_json(result)
     else:
         _print_benchmarks(result)
+
+
+def _wrote(path: Path) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
@@ -120,9 +117,7 @@ def _print_benchmarks(result: dict[str, Any]) -> None:
     def share(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.1f}"
 
-    perplexity = result["lambada_perplexity"]
-    shown = "-" if perplexity is None else f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.2e}"
-    rows = [("PPL", shown, "", "perplexity", "", "")]
+    rows = [("PPL", _loss(result["lambada_perplexity"]), "", "perplexity", "", "")]
     for name, task in TASKS.items():
         if name in result["tasks"]:
             found = result["tasks"][name]
@@ -143,25 +138,30 @@ def _print_benchmarks(result: dict[str, Any]) -> None:
         typer.echo("SciQ: the validation split stands in for the test split", err=True)
 
 
-def _evaluate(
-    subject: "Subject",
-    texts: dict[str, Path],
-    text_field: str,
-    windows: tuple[int | None, int | None, int],
-) -> dict[str, Any]:
+def _on_texts(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
+    from tide_lm.evaluate.subject import open_subject
+
+    subject = open_subject(model, counts=counts, run=run)
+    runs.results_folder(subject.run)
+    found = _evaluate(subject, reading)
+    _wrote(subject.write("perplexity", {"texts": _earlier_texts(subject) | found}))
+    return {"texts": found}
+
+
+def _evaluate(subject: "Subject", reading: Reading) -> dict[str, Any]:
     from tide_lm.evaluate.perplexity import perplexity
 
-    chosen = chosen_windows(subject, *windows)
+    texts, windows = reading.texts_of(subject), reading.windows_of(subject)
     found = {}
-    for name, path in chosen_texts(subject, texts).items():
+    for name, path in texts.items():
         with working(f"Reading {name}") as tell:
             found[name] = perplexity(
                 subject.model,
                 subject.tokenizer,
                 path,
-                chosen,
+                windows,
                 subject.frequencies,
-                text_field,
+                reading.text_field,
                 progress=lambda tokens: tell(f"{tokens:,} tokens"),
             )
     return found
@@ -176,54 +176,49 @@ def _earlier_texts(subject: "Subject") -> dict[str, Any]:
     return found.get("texts", {}) if found.get("subject", {}).get("model") == subject.path else {}
 
 
-def _over_checkpoints(
-    model: str,
-    texts: dict[str, Path],
-    text_field: str,
-    counts: Path | None,
-    windows: tuple[int | None, int | None, int],
-) -> dict[str, Any]:
+def _over_checkpoints(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
     from tide_lm import checkpoint
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.evaluate.subject import open_subject, owning_run
 
-    steps = checkpoint.steps(runs.RunDirectory(Path(model)).checkpoints)
-    if not steps:
-        raise ValueError(f"{model} has no checkpoints: give a run directory")
-    points = []
+    owner, _ = owning_run(model)
+    folder = runs.RunDirectory(owner or Path(model)).checkpoints
+    if owner is None or not (steps := checkpoint.steps(folder)):
+        raise ValueError(f"{model} has no checkpoints: give the directory of a run")
+    runs.results_folder(run or owner)
+    points, found = [], {}
     for step in steps:
-        fault = checkpoint.find_fault(checkpoint.at(runs.RunDirectory(Path(model)).checkpoints, step))
-        if fault is not None:
+        if fault := checkpoint.find_fault(checkpoint.at(folder, step)):
             typer.echo(f"step {step:,} is left out: its checkpoint is damaged ({fault})", err=True)
             continue
         typer.echo(f"step {step:,} ...", err=True)
-        subject = open_subject(model, step=step, counts=counts)
-        found = _evaluate(subject, texts, text_field, windows)
-        points.append(
-            {
-                "step": step,
-                "tokens": subject.tokens,
-                "perplexity": {name: result["perplexity"] for name, result in found.items()},
-                "window": {name: result["window"] for name, result in found.items()},
-            }
-        )
-    return {"points": points}
+        subject = open_subject(str(owner), step=step, counts=counts)
+        found = _evaluate(subject, reading)
+        perplexities = {name: text["perplexity"] for name, text in found.items()}
+        points.append({"step": step, "tokens": subject.tokens, "perplexity": perplexities})
+    if not points:
+        raise ValueError(f"every checkpoint of {model} is damaged: put one back")
+    how = {
+        name: {key: text[key] for key in ("source", "bytes", "window", "stride")}
+        for name, text in found.items()
+    }
+    result = {"points": points, "texts": how}
+    _wrote(runs.write_result(run or owner, "checkpoints", {"subject": {"model": model}, **result}))
+    return result
 
 
-def _print(model: str, texts: dict[str, Any]) -> None:
+def _table(model: str, texts: dict[str, Any]) -> tuple[str, list[str], list[tuple[str, ...]]]:
     rows = [
         (
             name,
             f"{result['tokens']:,}",
-            _loss(result["perplexity"]),
-            "-" if result["word_perplexity"] is None else f"{result['word_perplexity']:,.3f}",
-            _loss(result["bits_per_byte"]),
+            *(_loss(result[key]) for key in ("perplexity", "word_perplexity", "bits_per_byte")),
             *(_loss(result.get(group, {}).get("loss")) for group in ("rare", "mid", "common")),
         )
         for name, result in texts.items()
     ]
     columns = ["text", "tokens", "perplexity", "by word", "bits a byte", "rare", "mid", "common"]
-    print_table(f"{model}: perplexity, and loss by the frequency of the token", columns, rows)
+    return f"{model}: perplexity, and loss by the frequency of the token", columns, rows
 
 
 def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:,.3f}" if value < 1e6 else f"{value:.2e}"

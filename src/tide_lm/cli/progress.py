@@ -1,20 +1,31 @@
 """What a person sees of long work: lines, and what changes in place only where stderr is a terminal."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
 
+SECONDS_BETWEEN_LINES = 30
+
 
 @contextmanager
 def working(title: str) -> Iterator[Callable[[str], None]]:
-    """Gives `tell(what)`, shown behind the title on a terminal; elsewhere the title is written once."""
+    """Gives `tell(what)`, shown behind the title on a terminal; elsewhere a line now and then."""
     from rich.console import Console
 
     if not sys.stderr.isatty():
         typer.echo(f"{title} ...", err=True)
-        yield lambda what: None
+        last = time.monotonic()
+
+        def tell(what: str) -> None:
+            nonlocal last
+            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                typer.echo(f"{title}: {what}", err=True)
+
+        yield tell
         return
     with Console(stderr=True).status(f"{title} ...") as status:
         yield lambda what: status.update(f"{title}: {what}")

@@ -1,5 +1,7 @@
 """Options that evaluation and analysis share: what to read, how, and whose frequencies count."""
 
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,20 +53,51 @@ def named_texts(texts: list[str] | None) -> dict[str, Path]:
     return found
 
 
-def chosen_texts(subject: "Subject", texts: dict[str, Path]) -> dict[str, Path]:
-    """Those given, or what the model's run holds out."""
-    if texts:
-        return texts
-    if subject.data is None:
-        raise typer.BadParameter(f"the data that {subject.name} was trained on are not known: give --text")
-    return {"held-out": subject.data}
+@dataclass(frozen=True)
+class Reading:
+    """Which texts are read, and how."""
+
+    texts: dict[str, Path] = field(default_factory=dict)
+    text_field: str = "text"
+    window: int | None = None
+    stride: int | None = None
+    batch: int = 8
+
+    def texts_of(self, subject: "Subject") -> dict[str, Path]:
+        """Those given, which must be there, or what the model's run holds out."""
+        from tide_lm.data import shards, sources
+
+        for path in self.texts.values():
+            if not (path / shards.MANIFEST).exists():
+                sources.parts(str(path), self.text_field)
+        if self.texts:
+            return self.texts
+        if subject.data is None:
+            raise typer.BadParameter(
+                f"the data that {subject.name} was trained on are not known: give --text"
+            )
+        return {"held-out": subject.data}
+
+    def windows_of(self, subject: "Subject") -> "Windows":
+        from tide_lm.evaluate.perplexity import Windows
+
+        longest = getattr(subject.config.get_text_config(), "max_position_embeddings", 2048)
+        size = self.window or subject.sequence or min(longest, 2048)
+        if size > longest:
+            raise typer.BadParameter(
+                f"--window is {size:,}, and {subject.name} can take {longest:,} tokens: give at most that"
+            )
+        stride = self.stride or max(size // 2, 1)
+        if stride > size:
+            raise typer.BadParameter(
+                f"--stride is {stride:,}, and the window {size:,}: a longer stride would skip tokens"
+            )
+        return Windows(size, stride, self.batch)
 
 
-def chosen_windows(subject: "Subject", window: int | None, stride: int | None, batch: int) -> "Windows":
-    from tide_lm.evaluate.perplexity import Windows
-
-    longest = getattr(subject.model.config, "max_position_embeddings", 2048)
-    size = window or subject.sequence or min(longest, 2048)
-    if size > longest:
-        raise typer.BadParameter(f"--window is {size:,}, and {subject.name} can take {longest:,} tokens")
-    return Windows(size, stride or max(size // 2, 1), batch)
+def refuse_others(context: typer.Context, used: Collection[str], what: str) -> None:
+    """Names an option that was given and that `what` would not read."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in used:
+            raise typer.BadParameter(f"{parameter.opts[0]} is not of {what}: leave it out")

@@ -112,7 +112,11 @@ def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
             ids, counts = np.array([int(id) for id in table], dtype=np.int64), np.array(list(table.values()))
         else:
             counts = np.load(path, allow_pickle=False)
+            if counts.ndim == 1 and len(counts) < vocab_size:
+                raise ValueError(f"{len(counts)} of them, for {vocab_size} ids")
             ids = np.arange(len(counts))
+        if not counts.any():
+            raise ValueError("all are zero")
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
             raise ValueError("they are not integers of 0 or more")
     except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:

@@ -81,7 +81,7 @@ def files(source: str) -> list[Path]:
         if not file.exists():
             raise ValueError(f"{file} is a link to a file that is not there: mend or remove it")
     if not texts:
-        what = "there is no text in" if found else "there is no"
+        what = "there is no text in" if found or path.exists() else "there is no"
         raise ValueError(
             f"{what} {source!r}: give `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
             ".txt or .jsonl (also with .gz, .xz or .zst) or .parquet"

@@ -117,8 +117,11 @@ def token_losses(
         ).per_token_N
     else:
         logits_BTV = model(inputs_BT, use_cache=False, **options).logits
-        losses_N = torch.nn.functional.cross_entropy(
-            logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none"
+        losses_N = torch.cat(  # a row at a time, as float32 takes twice the memory of bfloat16
+            [
+                torch.nn.functional.cross_entropy(logits_TV.float(), targets_T, reduction="none")
+                for logits_TV, targets_T in zip(logits_BTV, targets_BT, strict=True)
+            ]
         )
     return losses_N.view_as(targets_BT)
 
@@ -145,6 +148,38 @@ def batched(windows: Iterable[Window], size: int) -> Iterator[tuple[torch.Tensor
         yield stacked()
 
 
+def read(
+    text: str | Path,
+    text_field: str,
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int,
+    windows: Windows,
+    size: TextSize,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of a text, as `batched` gives them, if it fills a window and its ids fit the model."""
+    documents = document_tokens(str(text), text_field, tokenizer, size)
+    tokens = 0
+    for ids, predicted in batched(
+        (window for document in documents for window in cut(document, windows)), windows.batch
+    ):
+        check_ids(ids, vocabulary)
+        tokens += int(predicted.sum())
+        yield ids, predicted
+    if tokens < windows.size:
+        raise ValueError(
+            f"{text} has {tokens:,} tokens to predict, fewer than one window of {windows.size:,}: "
+            "give more text, or a shorter --window"
+        )
+
+
+def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
+    if ids.max() >= vocabulary:
+        raise ValueError(
+            f"the tokenizer gives the id {ids.max()}, and the model has {vocabulary:,}: they do not fit; "
+            "put the model's own tokenizer into its folder"
+        )
+
+
 @torch.no_grad()
 def perplexity(
     model: PreTrainedModel,
@@ -161,26 +196,15 @@ def perplexity(
     `options` go to the model's forward.
     """
     size = TextSize()
-    losses = LossByBin(bins or FrequencyBins.none(_vocabulary(model)))
-    documents = document_tokens(str(text), text_field, tokenizer, size)
-    cuts = (window for document in documents for window in cut(document, windows))
+    vocabulary = model.get_input_embeddings().num_embeddings
+    losses = LossByBin(bins or FrequencyBins.none(vocabulary))
     tokens = 0
-    vocabulary = _vocabulary(model)
-    for ids, predicted in batched(cuts, windows.batch):
-        if ids.max() >= vocabulary:
-            raise ValueError(
-                f"the tokenizer gives the id {ids.max()}, and the model has {vocabulary:,}: they do not fit"
-            )
+    for ids, predicted in read(text, text_field, tokenizer, vocabulary, windows, size):
         ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
         found = token_losses(model, ids[:, :-1], ids[:, 1:], **options)
         losses.add(found[predicted], ids[:, 1:][predicted])
         tokens += int(predicted.sum())
         progress(tokens)
-    if tokens < windows.size:
-        raise ValueError(
-            f"{text} has {tokens:,} tokens to predict, fewer than one window of {windows.size:,}: "
-            "give more text, or a shorter --window"
-        )
     result = losses.result()
     nats = result["loss"] * tokens
     if not math.isfinite(nats):
@@ -204,7 +228,3 @@ def _exp(value: float) -> float | None:
         return math.exp(value)
     except OverflowError:
         return None
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    return model.get_input_embeddings().num_embeddings

@@ -1,13 +1,25 @@
 """A model to look at, and all that belongs to it: tokenizer, frequency bins, the place of its results."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from tide_lm import checkpoint
 from tide_lm.data.frequency import FrequencyBins
@@ -27,7 +39,8 @@ class Subject:
     name: str
     path: str
     run: Path
-    model: PreTrainedModel
+    config: PreTrainedConfig
+    load: Callable[[], PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
     frequencies: FrequencyBins | None
     owner: Path | None = None
@@ -35,6 +48,15 @@ class Subject:
     data: Path | None = None
     step: int | None = None
     tokens: int | None = None
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """With its weights, which are not read before they are asked for."""
+        return self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def vocabulary(self) -> int:
+        return self.config.get_text_config().vocab_size
 
     @property
     def bins(self) -> FrequencyBins:
@@ -48,12 +70,16 @@ class Subject:
     @property
     def tide(self) -> TideForCausalLM:
         """The model, if it has memory."""
-        if not isinstance(self.model, TideForCausalLM) or self.model.model.memory is None:
+        if not isinstance(self.config, TideConfig) or not self.config.num_memory_blocks:
             raise ValueError(f"{self.name} has no memory, which this needs: give a TIDE model")
         return self.model
 
     def write(self, what: str, result: dict[str, Any]) -> Path:
         """Writes a result that says whose it is; a checkpoint's does not take the place of the run's."""
+        try:
+            json.dumps(result, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"{what} of {self.name} is not finite: its weights are damaged") from error
         name = what if self.step is None else f"{what}-{self.step:08d}"
         whose = {"model": self.path, "step": self.step, "tokens": self.tokens}
         return write_result(self.run, name, {"subject": whose, **result})
@@ -67,33 +93,39 @@ def open_subject(
     Counts are those of the data that the run was trained on, unless they are given.
     """
     owner, inner = owning_run(model)
-    if owner is None and step is not None:
-        raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     if owner is None:
+        if step is not None:
+            raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
         _check_exists(model)
-        loaded, tokenizer = _load_folder(model)
+        config, tokenizer = _open_folder(model)
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
-        frequencies = _frequencies(counts, tokenizer, loaded)
-        return Subject(name, model, run or Path("runs") / name, loaded.to(device), tokenizer, frequencies)
+        frequencies = _frequencies(counts, tokenizer, config)
+        place = run or Path("runs") / name
+        return Subject(name, model, place, config, lambda: _load_folder(model), tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}
     data = Path(settings["data"]["path"])
     state: dict[str, Any] = {}
     step = inner if step is None else step
-    if step is None and (owner / "export").exists():
-        loaded, tokenizer = _load_folder(str(owner / "export"))
+    export = owner / "export"
+    if step is None and export.exists():
+        config, tokenizer = _open_folder(str(export))
+        load = partial(_load_folder, str(export))
     else:
-        loaded, state = _load_checkpoint(owner, step)
+        path = _whole_checkpoint(owner, step)
+        state = checkpoint.read_state(path)
+        config = TideConfig.from_dict(state["model"])
         tokenizer = AutoTokenizer.from_pretrained(_prepared(data) / "tokenizer")
+        load = partial(_load_checkpoint, path, config)
     if counts is None and data.exists():
         counts = data
     return Subject(
         owner.resolve().name,
         model,
         run or owner,
-        loaded.to(device),
+        config,
+        load,
         tokenizer,
-        _frequencies(counts, tokenizer, loaded),
+        _frequencies(counts, tokenizer, config),
         owner,
         settings["data"]["sequence"],
         data if data.exists() else None,
@@ -128,12 +160,26 @@ def _check_exists(model: str) -> None:
         raise ValueError(f"there is no {model}: give a run, a checkpoint of one, or a folder with a model")
 
 
-def _load_folder(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """No code of the folder runs."""
+    with _naming(folder):
+        config = AutoConfig.from_pretrained(folder)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"{config.model_type} is no causal language model")
+        if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+            raise ValueError(f"{config.model_type} sees the tokens that follow")
+        return config, AutoTokenizer.from_pretrained(folder)
+
+
+def _load_folder(folder: str) -> PreTrainedModel:
+    with _naming(folder):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+
+
+@contextmanager
+def _naming(folder: str) -> Iterator[None]:
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto"
-        ).eval(), AutoTokenizer.from_pretrained(folder)
+        yield
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "
@@ -141,7 +187,8 @@ def _load_folder(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
         ) from error
 
 
-def _load_checkpoint(run: Path, step: int | None) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _whole_checkpoint(run: Path, step: int | None) -> Path:
+    """That of a step, or the newest."""
     folder = RunDirectory(run).checkpoints
     found = checkpoint.steps(folder)
     if not found:
@@ -153,14 +200,17 @@ def _load_checkpoint(run: Path, step: int | None) -> tuple[PreTrainedModel, dict
     path = checkpoint.at(folder, step)
     if fault := checkpoint.find_fault(path):
         raise ValueError(f"{path} is damaged ({fault}): choose another step of {', '.join(map(str, found))}")
-    config = TideConfig.from_dict(checkpoint.read_state(path)["model"])
+    return path
+
+
+def _load_checkpoint(path: Path, config: TideConfig) -> PreTrainedModel:
     with torch.device("meta"):
         model = TideForCausalLM(config)
     model.to_empty(device="cpu")
     model.tie_weights()
-    state = checkpoint.load(path, {f"model.{name}": value.data for name, value in model.named_parameters()})
+    checkpoint.load(path, {f"model.{name}": value.data for name, value in model.named_parameters()})
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not saved
-    return model.eval(), state
+    return model
 
 
 def _prepared(data: Path) -> Path:
@@ -172,7 +222,7 @@ def _prepared(data: Path) -> Path:
 
 
 def _frequencies(
-    counts: Path | None, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+    counts: Path | None, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
 ) -> FrequencyBins | None:
     if counts is None:
         return None
@@ -184,4 +234,4 @@ def _frequencies(
         found = FrequencyBins.from_prepared(counts)
     else:
         found = FrequencyBins.from_counts_file(counts, tokenizer)
-    return found.extended(model.get_input_embeddings().num_embeddings)
+    return found.extended(config.get_text_config().vocab_size)
