@@ -9,7 +9,9 @@ import pytest
 LOADED = "; import sys; print([name for name in ('torch', 'transformers', 'triton') if name in sys.modules])"
 
 
-@pytest.mark.parametrize("module", ["", ".config", ".presets", ".estimate", ".runs", ".report.page", ".cli"])
+@pytest.mark.parametrize(
+    "module", ["", ".config", ".presets", ".estimate", ".runs", ".model_card", ".report.page", ".cli"]
+)
 def test_importing_loads_neither_torch_nor_transformers(module):
     done = subprocess.run(
         [sys.executable, "-c", f"import tide_lm{module}{LOADED}"], capture_output=True, text=True

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from cli.test_commands import tide_lm
 from typer.testing import CliRunner
 
@@ -41,6 +42,8 @@ def test_evaluate_measures_the_held_out_text_and_any_other(run, tmp_path):
 
 def test_evaluate_gives_perplexity_against_tokens(run):
     result = result_of("evaluate", str(run), "--all-checkpoints", "--window", "32", "--stride", "32")
+    how = result["texts"]["held-out"]
+    assert (how["window"], how["stride"]) == (32, 32)
     assert [(point["step"], point["tokens"]) for point in result["points"]] == [(2, 256), (4, 512)]
     assert (run / "results" / "checkpoints.json").exists()
 
@@ -59,11 +62,92 @@ def test_evaluate_gives_perplexity_against_tokens(run):
         "footprint",
     ],
 )
-def test_analyze_writes_its_result(run, what):
-    result = result_of("analyze", what, str(run), "--window", "32", "--stride", "32")[str(run)]
+def test_analyze_writes_its_result_and_shows_it(run, what):
+    done = CliRunner().invoke(app, ["analyze", what, str(run)], catch_exceptions=False)
+    assert f"{what}of{run}" in "".join(done.stdout.split())
+    assert len(done.stdout.splitlines()) > 5
+    result = result_of("analyze", what, str(run))[str(run)]
     written = json.loads((run / "results" / f"{what}.json").read_text())
     assert {key: written[key] for key in result} == result
     assert written["provenance"]["versions"]["torch"]
+
+
+@pytest.mark.parametrize("what", ["updates", "gradients", "footprint"])
+def test_what_needs_no_weights_reads_none(run, what):
+    (run / "export" / "model.safetensors").unlink()
+    result_of("analyze", what, str(run))
+    with pytest.raises(ValueError, match="cannot be opened as a model"):
+        result_of("analyze", "norms", str(run))
+
+
+def _llm(kind: str, vocabulary: int):
+    import transformers
+
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=vocabulary, n_embd=16, n_layer=2, n_head=2, n_positions=64
+        )
+    else:
+        config = transformers.MixtralConfig(
+            vocab_size=vocabulary,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_local_experts=2,
+        )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral"])
+def test_what_works_on_any_causal_model_works_on_others(kind, tokenizer, prepared, tmp_path, monkeypatch):
+    folder = tmp_path / kind
+    _llm(kind, len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    monkeypatch.chdir(tmp_path)
+    counts = ("--counts", str(prepared))
+    norms = result_of("analyze", "norms", str(folder), *counts)[str(folder)]
+    assert (len(norms["embedding"]), norms["tables"], norms["growth"]) == (10, [], [])
+    updates = result_of("analyze", "updates", str(folder), *counts, "--batch", "4", "--sequence", "32")
+    assert updates[str(folder)]["sequence"] == 32
+    assert result_of("analyze", "collapse", str(folder))[str(folder)]["categories"]
+    measured = result_of("evaluate", str(folder), "--text", str(prepared), "--window", "64", *counts)
+    (text,) = measured["texts"].values()
+    assert (text["window"], text["stride"]) == (64, 32)
+    assert text["perplexity"] == pytest.approx(len(tokenizer), rel=0.3)  # it was not trained
+    assert len(list((tmp_path / "runs" / kind / "results").glob("*.json"))) == 4
+
+
+def test_a_model_that_sees_what_follows_is_refused(tokenizer, tmp_path):
+    from transformers import BertConfig, BertForMaskedLM
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **small)).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match="bert sees the tokens that follow"):
+        result_of("evaluate", str(tmp_path / "bert"), "--text", "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("analyze", "norms", "RUN", "--delta", "0.2"), "--delta is not of norms: leave it out"),
+        (("analyze", "norms", "RUN", "RUN"), "a model is given twice"),
+        (("analyze", "collapse", "RUN", "--delta", "inf"), "give finite numbers"),
+        (("analyze", "routing", "RUN", "--text", "a.txt", "--text", "b.txt"), "routing reads one text"),
+        (("evaluate", "RUN", "--stride", "33"), "--stride is 33, and the window 32"),
+        (("evaluate", "RUN", "--benchmarks", "/nowhere"), "/nowhere is not a folder"),
+        (("evaluate", "RUN", "--benchmarks", "hub", "--tasks", "arc"), "unknown task 'arc'"),
+        (("evaluate", "RUN", "--benchmarks", "hub", "--window", "8"), "--window is not of benchmarks"),
+        (("evaluate", "RUN", "--limit", "3"), "give --benchmarks"),
+    ],
+)
+def test_wrong_calls_exit_with_2(run, arguments, words):
+    done = CliRunner().invoke(app, [str(run) if word == "RUN" else word for word in arguments])
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_wrong_calls_are_named(run, tmp_path):
@@ -87,10 +171,34 @@ def test_an_analysis_of_memory_refuses_a_base_model(tiny_model, tokenizer, tmp_p
     tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for what in ("routing", "layer-drop", "distances", "neighbours"):
+        text = ("--text", "builtin") if what in ("routing", "layer-drop") else ()
         with pytest.raises(ValueError, match="base has no memory"):
-            result_of("analyze", what, str(folder), "--text", str(folder / "config.json"))
+            result_of("analyze", what, str(folder), *text)
     done = tide_lm("analyze", "distances", str(folder))
     assert (done.returncode, done.stderr.splitlines()[-1][:6]) == (1, "error:")
     monkeypatch.chdir(tmp_path)
     result_of("analyze", "collapse", str(folder))
     assert (tmp_path / "runs" / "base" / "results" / "collapse.json").exists()
+
+
+def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path):
+    """A run, a copy of it as the other, and every command: what one floor writes, the next one reads."""
+    from tide_lm.cli.analyze import READS, What
+    from tide_lm.report.catalogue import FIGURES
+
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (tmp_path / "text.txt").write_text("every layer knows the token beneath the context. " * 20)
+    for model in (run, other):
+        for what in What:
+            options = {"token": ["--token", "layer"], "delta": ["--delta", "9"]}
+            chosen = [word for name in READS[what] for word in options.get(name, [])]
+            result_of("analyze", what.value, str(model), *chosen)
+        result_of("evaluate", str(model), "--text", str(tmp_path / "text.txt"))
+        result_of("evaluate", str(model), "--all-checkpoints")
+    done = CliRunner().invoke(app, ["report", str(run), str(other), "--cards"], catch_exceptions=False)
+    assert "warning" not in done.stderr
+    assert "by word" in (run / "export" / "README.md").read_text()
+    page = (run / "report" / "index.html").read_text()
+    drawn = {name for name in FIGURES if f'id="{name}"' in page}
+    assert FIGURES.keys() - drawn == {"benchmarks"}  # which takes lm-eval, and has tests of its own

@@ -9,6 +9,7 @@ from tide_lm.run_config import RunConfig
 
 SCRIPT = "<script>alert(1)</script>"
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "openbookqa", "piqa", "sciq")
+TEXT = {"source": "wiki.txt", "bytes": 4000, "window": 128, "stride": 64}
 PROVENANCE = {
     "command": f"tide-lm analyze x '{SCRIPT}'",
     "seed": 0,
@@ -71,14 +72,20 @@ def _collapse(scale: float) -> dict:
     pairs = [["their", "there"], ["a$b$", SCRIPT]]
     category = {
         "pairs": pairs,
-        "skipped": [],
+        "skipped": [["knight", "night"]],
         "templates": 150,
         "distance": [[1.0 * scale, 2.0 * scale], [3.0 * scale, 4.0 * scale]],
         "relative": [[0.1, 0.2], [0.3, 0.4]],
-        "collapsed": [1, 0],
-        "ffn": None,
+        "collapse_set": [[0], []],
+        "ffn": {
+            "input_distance": [[0.25, 9.0], [9.0, 9.0]],
+            "slope": [[4.0, 9.0], [9.0, 9.0]],
+            "bound": [[1.0, 9.0], [9.0, 9.0]],
+            "separation": [[0.5, 9.0], [9.0, 9.0]],
+        },
     }
-    return {"delta": 0.1, "categories": {"homophones": category, "numbers": {**category, "pairs": []}}}
+    unknown = {"pairs": [], "skipped": [["1", "2"], ["3", "4"]], "templates": 150}
+    return {"delta": 0.1, "categories": {"homophones": category, "numbers": unknown}}
 
 
 def _routing() -> dict:
@@ -87,7 +94,13 @@ def _routing() -> dict:
         + [None]
         for layer in (1, 2)
     ]
-    return {"text": "wiki", "tokens": [10] * 10 + [0], "by_layer": layers}
+    return {
+        "text": "wiki",
+        "source": "wiki.txt",
+        "window": 128,
+        "tokens": [10] * 10 + [0],
+        "by_layer": layers,
+    }
 
 
 def _neighbours() -> dict:
@@ -108,11 +121,23 @@ def results(blocks: int) -> dict[str, dict]:
     shift = -0.2 if blocks else 0.0
     found = {
         "validation": {"step": 20, **losses(shift)},
-        "perplexity": {"texts": {"wiki": {"perplexity": 123.4567 + shift, **losses(shift / 2)}}},
+        "perplexity": {
+            "texts": {
+                "wiki": {
+                    **TEXT,
+                    "perplexity": 123.4567 + shift,
+                    "word_perplexity": 2345.678,
+                    "bits_per_byte": 1.25,
+                    "words": 700,
+                    **losses(shift / 2),
+                }
+            }
+        },
         "checkpoints": {
             "points": [
                 {"step": s, "tokens": 1000 * s, "perplexity": {"wiki": 900 / s + shift}} for s in (10, 20)
-            ]
+            ],
+            "texts": {"wiki": TEXT},
         },
         "benchmarks": {
             "tasks": {
@@ -127,6 +152,8 @@ def results(blocks: int) -> dict[str, dict]:
             },
             "average": 0.335,
             "lambada_perplexity": 98.765,
+            "limit": None,
+            "source": "hub",
         },
         "norms": _norms(blocks),
         "updates": _updates(),
@@ -173,7 +200,8 @@ def plant():
 
     def make(path, blocks: int = 3, without: tuple[str, ...] = ()):
         preset = f"tide-{blocks}e-tiny" if blocks else "base-tiny"
-        config = RunConfig.load(None, [f"model.preset={preset}", "train.steps=100", "optim.warmup_steps=1"])
+        settings = ["train.steps=100", "optim.warmup_steps=1", "train.record_gradients=true"]
+        config = RunConfig.load(None, [f"model.preset={preset}", *settings])
         (path / "results").mkdir(parents=True)
         (path / "config.json").write_text(json.dumps(config.to_dict()))
         lines = [{"step": step, "tokens": 100 * step, "loss": 8 - step / 20} for step in range(1, 61)]

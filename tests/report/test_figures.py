@@ -1,6 +1,5 @@
 """Every figure from planted results: its values, its files, and what it says when something is missing."""
 
-import json
 import re
 import subprocess
 import sys
@@ -83,7 +82,7 @@ def test_the_values_are_those_of_the_results(two_runs):
         f"{MINUS}0.200 ({MINUS}2.2 %)",
     ]
     rare, common = 0.2 * (1 - 1 / 20), 0.2 * (1 - 8 / 20)
-    assert deciles["difference on rare tokens over that on common ones"][1] == f"{rare / common:.2f}"
+    assert deciles["gain on rare tokens over that on common ones"][1] == f"{rare / common:.2f}"
     blocks = told("loss-by-blocks", runs)["loss on rare tokens, nats, and its difference to K = 0"]
     assert blocks == ["8.500 (+0.000)", f"8.310 ({MINUS}0.190)"]
     assert told("routing", [tide])["null bank, last layer, rarest to commonest decile"] == ["0.200 to 0.650"]
@@ -214,26 +213,139 @@ def test_the_command_writes_beside_the_first_run_or_where_it_is_told(two_runs, t
 def test_the_command_fails_in_one_line(two_runs):
     done = tide_lm("figure", "routing", *two_runs)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {two_runs[0]} has no results/routing.json: run `tide-lm analyze")
+    assert done.stderr == f"error: {two_runs[0]} has no memory, which routing shows: give a TIDE model\n"
     assert tide_lm("figure", "nothing", *two_runs).returncode == 2
 
 
 def test_texts_that_differ_under_one_name_are_not_compared(plant, tmp_path):
-    paths = [plant(tmp_path / name) for name in ("a", "b")]
-    result = json.loads((paths[0] / "results" / "perplexity.json").read_text())
-    for path, size in zip(paths, (1000, 2000), strict=True):
-        for text in result["texts"].values():
-            text |= {"bytes": size, "window": 128, "stride": 64}
-        (path / "results" / "perplexity.json").write_text(json.dumps(result))
-    runs = open_runs(paths)
+    runs = open_runs([plant(tmp_path / name) for name in ("a", "b")])
+    for what in ("perplexity", "checkpoints"):
+        runs[1].result(what)["texts"]["wiki"]["stride"] = 32
     assert loss.sources(runs) == ["validation"]
-    cells = [cell for row in overview.facts(runs).rows for cell in row]
-    assert any("of 2,000 bytes, window 128" in cell for cell in cells)
+    assert FIGURES["perplexity"].panels(runs) == []
+    (row,) = [row for row in overview.facts(runs).rows if row[0] == "perplexity on wiki"]
+    assert row[2] == "123.257 (of 4,000 bytes, window 128, stride 32)"
+    assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == [
+        "44.800 (of 4,000 bytes, window 128, stride 64)",
+        "44.800 (of 4,000 bytes, window 128, stride 32)",
+    ]
 
 
-@pytest.mark.parametrize("damage", ['{"by_layer": "x", "tokens": []}', '{"by_layer": [], "tokens": [1]}'])
-def test_a_result_of_the_wrong_shape_is_named(plant, tmp_path, damage):
-    path = plant(tmp_path / "x")
-    (path / "results" / "routing.json").write_text(damage)
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("WikiText-2-raw", "10.088 (TIDE-8E-1B, 16 bits)"),
+        ("wikitext2", "10.088 (TIDE-8E-1B, 16 bits)"),
+        ("pubmed_abstracts", "11.100 (TIDE-8E-1B, 16 bits)"),
+        ("dclm", "16.108 (TIDE-8E-1B, 16 bits)"),
+        ("wikitext-103", None),
+        ("held-out", None),
+    ],
+)
+def test_the_papers_perplexity_stands_beside_its_own_text_alone(text, stated, plant, tmp_path):
+    runs = open_runs([plant(tmp_path / "x")])
+    for what in ("perplexity", "checkpoints"):
+        texts = runs[0].result(what)["texts"]
+        texts[text] = texts.pop("wiki")
+    for point in runs[0].result("checkpoints")["points"]:
+        point["perplexity"] = {text: 50.0}
+    (row,) = FIGURES["perplexity"].compare(runs)
+    assert row.paper == (stated or "not stated")
+    assert overview.facts(runs).rows[-1] == (
+        f"perplexity on {text}" + (f"; the paper: {stated}" if stated else ""),
+        "123.257",
+    )
+
+
+@pytest.mark.parametrize("values", [[None, 50.0], [None, None]])
+def test_a_perplexity_may_be_too_large_to_write(values, plant, tmp_path):
+    runs = open_runs([plant(tmp_path / "x")])
+    for point, value in zip(runs[0].result("checkpoints")["points"], values, strict=True):
+        point["perplexity"]["wiki"] = value
+    runs[0].result("layer-drop")["texts"]["wiki"]["without_any"] = None
+    for name in ("perplexity", "layer-drop"):
+        assert write(FIGURES[name], runs, tmp_path / "out")
+    assert FIGURES["perplexity"].panels(runs)[0].alt.startswith("Lines: x too large to ")
+    last = "too large" if values[-1] is None else "50.000"
+    assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == [last]
+    assert told("layer-drop", runs)["perplexity without any"] == ["wiki too large"]
+
+
+@pytest.mark.parametrize(
+    ("rare", "common", "said"),
+    [
+        (-0.2, -0.1, "2.00"),
+        (-0.1, 0.1, f"not both gain: rare {MINUS}0.100, common +0.100"),
+        (0.2, 0.1, "not both gain: rare +0.200, common +0.100"),
+        (-0.1, 0.0, f"not both gain: rare {MINUS}0.100, common +0.000"),
+    ],
+)
+def test_gains_are_divided_only_where_both_are_gains(rare, common, said, two_runs):
+    base, tide = open_runs(two_runs)
+    for group, change in (("rare", rare), ("common", common)):
+        tide.losses["validation"][group]["loss"] = base.losses["validation"][group]["loss"] + change
+    assert told("loss-by-decile", [base, tide])["gain on rare tokens over that on common ones"][1] == said
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1e-4, "0.0001"), (0.24951, "0.25"), (1.0004, "1.01"), (7.9868, "7.99"), (1234.5, "1,240")],
+)
+def test_a_bound_is_rounded_up(value, shown, plant, tmp_path):
+    runs = open_runs([plant(tmp_path / "x")])
+    runs[0].result("updates")["rows"]["0"]["ratio_bound"] = value
+    (table,) = FIGURES["updates"].tables(runs)
+    assert table.rows[0][-1] == shown
+
+
+def test_the_ffn_of_collapsed_pairs_is_told_by_layer(two_runs):
+    runs = open_runs(two_runs)
+    tables = FIGURES["collapse"].tables(runs)
+    assert [table.caption.split(":")[0] for table in tables] == ["base", "tide"]
+    assert tables[0].rows == [("homophones, layer 0", "1", "0.25", "4", "1", "0.5")]
+    category = runs[0].result("collapse")["categories"]["homophones"]
+    category["collapse_set"] = [[]] + [[0, 1]] * 11
+    for values in category["ffn"].values():
+        values[:] = [[1.0] * 12, [3.0] * 12]
+    (first, middle, last) = FIGURES["collapse"].tables(runs)[0].rows
+    assert [row[0].split()[-1] for row in (first, middle, last)] == ["1", "6", "11"]
+    assert middle[1:] == ("2", "2", "2", "2", "2")
+    category["ffn"] = None
+    assert len(FIGURES["collapse"].tables(runs)) == 1
+
+
+def test_pairs_are_counted_with_those_left_out_and_under_each_runs_delta(two_runs):
+    runs = open_runs(two_runs)
+    found = told("collapse", runs)
+    assert found["homophones: pairs left out, as they are not single tokens"] == ["1 of 3"] * 2
+    assert found["numbers: pairs left out, as they are not single tokens"] == ["2 of 2"] * 2
+    assert found["homophones: pairs nearer than 0.1 of their norm, first layer"] == ["1 of 2"] * 2
+    runs[1].result("collapse")["delta"] = 0.05
+    assert told("collapse", runs)["homophones: pairs nearer than δ of their norm, first layer"] == [
+        "1 of 2, δ = 0.1",
+        "1 of 2, δ = 0.05",
+    ]
+
+
+def test_a_benchmark_on_few_samples_says_so_in_its_cell(two_runs):
+    runs = open_runs(two_runs)
+    runs[1].result("benchmarks")["limit"] = 50
+    del runs[1].result("benchmarks")["tasks"]["sciq"]
+    (table,) = FIGURES["benchmarks"].tables(runs)
+    assert table.rows[0][2] == "30.0"
+    assert table.rows[1][2] == "30.0 ± 1.0 (50)"
+    assert table.rows[1][-2] == "not measured"
+    assert "Of tide only the first samples" in table.caption
+
+
+def test_routing_says_what_it_was_measured_on(two_runs, tmp_path):
+    svg, _ = write(FIGURES["routing"], open_runs(two_runs[1:]), tmp_path)
+    assert "slots, on 100 tokens of wiki" in texts(svg.read_text())
+
+
+@pytest.mark.parametrize("layers", ["x", [], [[[1.0, "x"]] * 11]])
+def test_a_result_of_the_wrong_shape_is_named(plant, tmp_path, layers):
+    (run,) = open_runs([plant(tmp_path / "x")])
+    run.result("routing")["by_layer"] = layers
     with pytest.raises(ValueError, match=r"results/routing\.json of .*make it again"):
-        FIGURES["routing"].demand(open_runs([path]))
+        write(FIGURES["routing"], [run], tmp_path / "out")

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from io import BytesIO
 
 import pytest
+from PIL import Image
 
 from tide_lm.report.page import write_report
 
@@ -108,6 +110,38 @@ def test_tables_are_readable_on_a_phone(visit):
     )
     assert len(found) > 5
     assert all(size >= 12 and overflow == "auto" and width <= 390 for size, overflow, width in found), found
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "light"), (390, "dark"), (1200, "light"), (1200, "dark")]
+)
+def test_a_table_that_goes_on_has_a_shaded_edge_and_no_other(width, scheme, visit):
+    """In the last pixels of its caption, where no words are; at the table's end the shade is gone."""
+    page = visit(width, scheme)
+
+    def is_shaded(box) -> bool:
+        box.evaluate("one => one.scrollIntoView({behavior: 'instant'})")
+        frame = box.bounding_box()
+        spot = {"x": frame["x"] + frame["width"] - 9, "y": frame["y"] + 9, "width": 9, "height": 1}
+        pixels = Image.open(BytesIO(page.screenshot(clip=spot))).convert("RGB")
+        colours = [pixels.getpixel((place, 0)) for place in range(8)]  # and then the border
+        return max(abs(a - b) for a, b in zip(colours[0], colours[6], strict=True)) > 10
+
+    for box in page.query_selector_all(".scroll"):
+        assert is_shaded(box) == box.evaluate("one => one.scrollWidth > one.clientWidth")
+        box.evaluate("one => { one.scrollLeft = one.scrollWidth; }")
+        assert not is_shaded(box)
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1200])
+def test_captions_fit_their_tables(width, visit):
+    page = visit(width)
+    outside = page.eval_on_selector_all(
+        ".scroll caption",
+        """found => found.filter(one => one.getBoundingClientRect().right >
+            one.closest('.scroll').getBoundingClientRect().right + 1).map(one => one.textContent)""",
+    )
+    assert outside == []
 
 
 def luminance(colour: str) -> float:

@@ -8,8 +8,14 @@ from itertools import pairwise
 import pytest
 from report.conftest import SCRIPT
 
+from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.page import write_report
 from tide_lm.report.wording import MINUS
+
+
+def tide_lm(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tide_lm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 class Outline(HTMLParser):
@@ -107,11 +113,78 @@ def test_what_is_missing_is_said_with_its_command(plant, tmp_path):
     assert 'id="loss"' not in page
 
 
-def test_a_run_with_nothing_has_a_page_too(tmp_path):
-    (tmp_path / "empty").mkdir()
-    page = write_report([tmp_path / "empty"], tmp_path / "page.html").read_text()
+def test_a_run_with_little_has_a_page_too(tmp_path):
+    (tmp_path / "little").mkdir()
+    (tmp_path / "little" / "metrics.jsonl").touch()
+    page = write_report([tmp_path / "little"], tmp_path / "page.html").read_text()
     assert "no result of this run is drawn by a figure" in page
     assert "No result of this run says how it was made" in page
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["figure", "norms"]])
+def test_a_folder_without_results_is_an_error(arguments, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = tide_lm(*arguments, tmp_path / "empty")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {tmp_path / 'empty'} holds no results")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
+
+
+def test_a_base_is_not_told_to_measure_memory(plant, tmp_path):
+    base = plant(tmp_path / "base", 0)
+    page = write_report([base], tmp_path / "page.html").read_text()
+    assert "has no memory, which routing shows" in page
+    assert "tide-lm analyze routing" not in page
+
+
+@pytest.mark.parametrize(
+    ("what", "content", "left_out"),
+    [
+        ("routing", "{", {"routing"}),
+        ("routing", '{"by_layer": [[[1.0, "x"]]], "tokens": [1], "text": "x"}', {"routing"}),
+        ("validation", '{"loss": "x"}', {"loss-by-decile"}),
+        ("perplexity", '{"texts": {"x": {}}}', {"loss-by-decile"}),
+    ],
+)
+def test_a_damaged_result_is_listed_and_all_else_is_drawn(what, content, left_out, plant, tmp_path):
+    path = plant(tmp_path / "x")
+    whole = Outline(write_report([path], tmp_path / "page.html").read_text()).ids
+    (path / "results" / f"{what}.json").write_text(content)
+    done = tide_lm("report", path, "--out", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: ")
+    assert done.stderr.count("\n") == 1
+    assert f"results/{what}.json" in done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert (set(whole) & set(FIGURES)) - set(Outline(page).ids) == left_out
+    (listed,) = [
+        line for line in page.split("\n") if f"results/{what}.json" in line and "left out of" in line
+    ]
+    assert all(FIGURES[name].title in listed for name in left_out)
+
+
+def test_a_figure_is_drawn_of_the_runs_whose_results_are_sound(plant, tmp_path):
+    paths = [plant(tmp_path / name) for name in "abc"]
+    (paths[1] / "results" / "norms.json").write_text(
+        '{"embedding": ["x"], "tables": [], "spread": {}, "growth": []}'
+    )
+    (paths[2] / "results" / "norms.json").write_text("{")
+    said: list[str] = []
+    page = write_report(paths, tmp_path / "page.html", said.append).read_text()
+    assert "Rare and common rows: a" in page
+    assert "Rare and common rows: b" not in page
+    assert len(said) == 2
+    assert str(paths[2]) in said[0]
+    assert f"results/norms.json of {paths[1]} is not as" in said[1]
+
+
+def test_a_damaged_figure_is_an_error_and_others_are_not(plant, tmp_path):
+    path = plant(tmp_path / "x")
+    (path / "results" / "norms.json").write_text("{")
+    done = tide_lm("figure", "norms", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "norms.json is damaged" in done.stderr
+    assert tide_lm("figure", "updates", path).returncode == 0
 
 
 def test_names_of_runs_are_escaped(plant, tmp_path):

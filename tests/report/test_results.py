@@ -1,8 +1,10 @@
 """Reading run directories."""
 
+import json
+
 import pytest
 
-from tide_lm.report.results import MissingError, alike, open_runs
+from tide_lm.report.results import DamagedError, MissingError, alike, open_runs
 
 
 def test_a_run_says_what_it_is(two_runs):
@@ -37,14 +39,69 @@ def test_a_missing_result_names_its_command(plant, tmp_path):
         run.result("norms", "rows")
 
 
-def test_a_broken_result_names_its_file(plant, tmp_path):
+@pytest.mark.parametrize(
+    ("what", "content", "reason"),
+    [
+        ("norms", "{", "JSONDecodeError"),
+        ("norms", "[]", "list, and no result"),
+        ("norms", '{"provenance": {"machine": 1}}', "no attribute 'keys'"),
+        ("norms", '{"subject": "x"}', "no attribute 'keys'"),
+        ("validation", '{"tokens": 1}', "'loss'"),
+        ("validation", '{"loss": "x", "tokens": 1}', "'x' is no number"),
+        ("validation", '{"loss": 1, "tokens": 1, "loss_by_decile": [], "tokens_by_decile": []}', "0 deciles"),
+        ("perplexity", '{"texts": []}', "no attribute 'values'"),
+        ("perplexity", '{"texts": {"x": {"loss": 1, "tokens": 1, "bytes": 1}}}', "'window'"),
+        ("footprint", '{"blocks": "x"}', "'x' is no number"),
+    ],
+)
+def test_a_broken_result_names_its_file(what, content, reason, plant, tmp_path):
     path = plant(tmp_path / "x")
-    (path / "results" / "norms.json").write_text("{")
-    with pytest.raises(ValueError, match=r"norms\.json cannot be read"):
-        open_runs([path])[0].result("norms")
-    (path / "results" / "norms.json").write_text("[]")
-    with pytest.raises(ValueError, match="holds no result but list"):
-        open_runs([path])[0].result("norms")
+    (path / "results" / f"{what}.json").write_text(content)
+    (run,) = open_runs([path])
+    assert list(run.damaged) == [what]
+    with pytest.raises(DamagedError) as raised:
+        run.result(what)
+    assert f"results/{what}.json is damaged" in str(raised.value)
+    assert reason in str(raised.value)
+    assert run.result("updates")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"step": 1, "tokens": "x"}'])
+def test_broken_metrics_are_named_and_left_out(line, plant, tmp_path):
+    path = plant(tmp_path / "x")
+    (path / "metrics.jsonl").write_text(line + "\n")
+    (run,) = open_runs([path])
+    assert (run.metrics, run.tokens) == ([], None)
+    assert "metrics.jsonl holds a line that is no record" in str(run.damaged["metrics"])
+
+
+def test_a_folder_without_results_is_no_run(tmp_path):
+    (tmp_path / "empty" / "results").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"empty holds no results"):
+        open_runs([tmp_path / "empty"])
+
+
+def test_a_command_is_one_that_can_be_run(plant, tmp_path):
+    path = plant(tmp_path / "a run")
+    assert open_runs([path])[0].maker("validation") == f"tide-lm train --resume --run '{path}'"
+    (path / "config.json").unlink()
+    (elsewhere,) = open_runs([path])
+    assert elsewhere.maker("collapse") == f"tide-lm analyze collapse MODEL --run '{path}'"
+    assert elsewhere.cure("validation") == "only a run of `tide-lm train` can have it"
+    norms = json.loads((path / "results" / "norms.json").read_text())
+    (path / "results" / "norms.json").write_text(json.dumps({**norms, "subject": {"model": "org/model"}}))
+    (elsewhere,) = open_runs([path])
+    assert elsewhere.maker("norms") == f"tide-lm analyze norms org/model --run '{path}' --counts DATA"
+    assert elsewhere.maker("perplexity") == f"tide-lm evaluate org/model --run '{path}' --text FILE"
+
+
+def test_gradients_that_were_not_recorded_cannot_be_analysed(plant, tmp_path):
+    path = plant(tmp_path / "x", without=("gradients",))
+    assert open_runs([path])[0].cure("gradients") == f"run `tide-lm analyze gradients {path}`"
+    settings = json.loads((path / "config.json").read_text())
+    settings["train"]["record_gradients"] = False
+    (path / "config.json").write_text(json.dumps(settings))
+    assert "the run did not record it" in open_runs([path])[0].cure("gradients")
 
 
 def test_a_model_that_was_not_trained_here_has_no_settings(plant, tmp_path):

@@ -12,8 +12,17 @@ def command(
         Path | None,
         typer.Option("--out", show_default="RUN/report/index.html", help="The file to write."),
     ] = None,
+    cards: Annotated[
+        bool, typer.Option("--cards", help="Put all results into the README of each run's export, too.")
+    ] = False,
 ) -> None:
     """Write a self-contained HTML page that compares runs, beside the paper; it only reads results."""
+    from tide_lm.report.cards import write_cards
     from tide_lm.report.page import write_report
 
-    typer.echo(write_report(runs, out or runs[0] / "report" / "index.html"))
+    def warn(line: str) -> None:
+        typer.echo(f"warning: {line}", err=True)
+
+    for path in write_cards(runs) if cards else ():
+        typer.echo(path)
+    typer.echo(write_report(runs, out or runs[0] / "report" / "index.html", warn))

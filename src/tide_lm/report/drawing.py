@@ -67,7 +67,7 @@ def write(figure: Figure, runs: Runs, folder: Path) -> list[Path]:
     written = []
     for kind in ("svg", "png"):
         path = folder / f"{figure.name}.{kind}"
-        with _styled(figure.name):
+        with figure.naming(runs), _styled(figure.name):
             content = BytesIO()
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             _sheet(panels).savefig(content, format=kind, dpi=160, metadata=metadata)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.report.results import MissingError, Run
+from tide_lm.report.results import DamagedError, MissingError, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,6 +68,8 @@ class Figure:
 
     def missing(self, run: Run) -> str | None:
         """Why it cannot be drawn of a run, and what to do; None if it can."""
+        if self.of_memory and run.blocks == 0:
+            return f"{run.path} has no memory, which {self.name} shows: give a TIDE model"
         try:
             for what, keys in self.needs.items():
                 run.result(what, *keys)
@@ -95,12 +97,12 @@ class Figure:
         """Names the results of a figure that are not as the commands write them."""
         try:
             yield
-        except MissingError:
+        except (MissingError, DamagedError):
             raise
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
             files = " or ".join(f"results/{what}.json" for what in self.needs) or "a result"
             where = ", ".join(str(run.path) for run in runs)
-            raise ValueError(
+            raise DamagedError(
                 f"{files} of {where} is not as tide-lm writes it ({error!r}): make it again, or remove it"
             ) from error
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tide_lm.report.figure import Runs, Table
-from tide_lm.report.figures.loss import change, sources
-from tide_lm.report.results import Run, same_text
+from tide_lm.report.figures.loss import change, perplexities, sources, stated_perplexity
+from tide_lm.report.results import Run
 from tide_lm.report.wording import MINUS, NOT_MEASURED, difference, nats, quantity
 
 ROWS = {
@@ -46,7 +46,7 @@ def facts(runs: Runs) -> Table:
     ]
     texts = dict.fromkeys(text for run in runs for text in run.texts)
     cells = [(name, *(cell(run) for run in runs)) for name, cell in rows]
-    cells += [(f"perplexity on {text}", *_perplexities(runs, text)) for text in texts]
+    cells += [(_perplexity_on(text), *_perplexities(runs, text)) for text in texts]
     return Table("The runs", ["", *(run.name for run in runs)], cells, numbers=False)
 
 
@@ -56,16 +56,14 @@ def _table_policy(run: Run) -> str:
     return run.config.optim.table_policy if run.blocks else "no tables"
 
 
+def _perplexity_on(text: str) -> str:
+    stated = stated_perplexity(text)
+    return f"perplexity on {text}" + (f"; the paper: {stated}" if stated else "")
+
+
 def _perplexities(runs: Runs, name: str) -> list[str]:
-    """With what they were measured on, where runs differ in that under one name."""
-    found = [run.texts.get(name, {}) for run in runs]
-    told = [nats(text.get("perplexity")) for text in found]
-    if same_text([text for text in found if text]):
-        return told
-    return [
-        f"{value} (of {text['bytes']:,} bytes, window {text['window']:,})" if text else value
-        for value, text in zip(told, found, strict=True)
-    ]
+    found = [run.texts.get(name) for run in runs]
+    return perplexities([text["perplexity"] if text else None for text in found], found)
 
 
 def losses(runs: Runs) -> list[Table]:

@@ -1,6 +1,6 @@
 """The report: one HTML page that needs nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +12,51 @@ from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg
 from tide_lm.report.figure import Figure, Runs
-from tide_lm.report.results import Run, open_runs
+from tide_lm.report.results import DamagedError, Run, open_runs
 from tide_lm.report.wording import NOT_MEASURED, difference
 from tide_lm.runs import write_atomically
 
+Damage = dict[str, list[Figure]]  # by what is wrong, the figures that it is left out of
 
-def write_report(runs: list[Path], out: Path) -> Path:
-    """Writes the page of these runs, the first of which the others are compared with."""
+
+def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lambda line: None) -> Path:
+    """Writes the page of these runs, the first of which the others are compared with.
+
+    What is damaged is left out, and `warn` is told.
+    """
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name the file to write, as in {out / 'index.html'}")
+    opened = open_runs(runs)
+    damage: Damage = {str(error): [] for run in opened for error in run.damaged.values()}
+    page = render(opened, damage)
     out.parent.mkdir(parents=True, exist_ok=True)
-    page = render(open_runs(runs))
     write_atomically(out, page)
+    for reason in damage:
+        warn(reason)
     return out
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], damage: Damage) -> str:
+    """The page; what is found damaged on the way is added."""
     sections, missing = [], []
     for figure in FIGURES.values():
-        usable = [run for run in runs if figure.missing(run) is None]
+        reasons: dict[Run, str | None] = {}
+        for run in runs:
+            try:
+                reasons[run] = figure.missing(run)
+            except DamagedError as error:
+                damage.setdefault(str(error), []).append(figure)
+        usable = [run for run, reason in reasons.items() if reason is None]
         if usable and not figure.too_few(usable):
-            with figure.naming(usable):
-                sections.append(_section(figure, usable))
-            others = [run for run in runs if run not in usable and not (figure.of_memory and run.blocks == 0)]
-            usable_reasons = [figure.missing(run) for run in others]
-            missing += [(figure, reason) for reason in usable_reasons if reason]
-        else:
-            missing.append((figure, _reason(figure, runs)))
+            if section := _section(figure, usable, damage):
+                sections.append(section)
+            missing += [
+                (figure, reason)
+                for run, reason in reasons.items()
+                if reason and not (figure.of_memory and run.blocks == 0)
+            ]
+        elif len(reasons) == len(runs):
+            missing.append((figure, _reason(figure, reasons)))
     environment = Environment(
         loader=PackageLoader("tide_lm", "report"),
         autoescape=True,
@@ -55,14 +73,29 @@ def render(runs: Sequence[Run]) -> str:
         losses=overview.losses(runs),
         sections=sections,
         missing=missing,
+        damage=damage,
         elsewhere=paper.ELSEWHERE,
         origins={run.name: overview.origins(run) for run in runs},
         not_measured=NOT_MEASURED,
     )
 
 
-def _section(figure: Figure, runs: Runs) -> dict[str, Any]:
-    """What the template shows of a figure. The drawings are markup made here; all else is escaped there."""
+def _section(figure: Figure, runs: Runs, damage: Damage) -> dict[str, Any] | None:
+    """What the template shows of a figure: of all runs, or of those whose results are sound."""
+    try:
+        with figure.naming(runs):
+            return _content(figure, runs)
+    except DamagedError as error:
+        alone = runs if len(runs) > figure.at_least == 1 else []
+        sound = [run for run in alone if _section(figure, [run], damage)]
+        if len(sound) == len(alone):  # no run by itself is at fault
+            damage.setdefault(str(error), []).append(figure)
+            return None
+        return _section(figure, sound, damage) if sound else None
+
+
+def _content(figure: Figure, runs: Runs) -> dict[str, Any]:
+    """The drawings are markup made here; all else is escaped in the template."""
     panels = figure.panels(runs) if figure.drawn_on_page else []
     return {
         "figure": figure,
@@ -75,8 +108,8 @@ def _section(figure: Figure, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _reason(figure: Figure, runs: Sequence[Run]) -> str:
+def _reason(figure: Figure, reasons: dict[Run, str | None]) -> str:
     """Why a figure is not on the page: of a run with memory, if there is one."""
-    reasons = [figure.missing(run) for run in sorted(runs, key=lambda run: -(run.blocks or 0))]
-    found = next((reason for reason in reasons if reason), None)
-    return found or figure.too_few(runs) or NOT_MEASURED
+    ordered = sorted(reasons, key=lambda run: -(run.blocks or 0))
+    found = next((reason for run in ordered if (reason := reasons[run])), None)
+    return found or figure.too_few(ordered) or NOT_MEASURED

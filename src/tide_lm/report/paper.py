@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from tide_lm.evaluate import benchmarks
+
 
 class Updates(NamedTuple):
     """A row of Table 1: 200B tokens, batches of 8 sequences of 2,048."""
@@ -20,17 +22,8 @@ TABLE_1 = (
     Updates("common (highest)", "common", "8.3e-3", "1.66e9, which is occurrences: 1.22e7 by its formula"),
 )
 
-# Results of lm-eval, the names of Table 2's columns.
-TASKS = {
-    "arc_challenge": "ARC-C",
-    "arc_easy": "ARC-E",
-    "boolq": "BoolQ",
-    "hellaswag": "HellaSwag",
-    "lambada_openai": "LAMBADA",
-    "openbookqa": "OBQA",
-    "piqa": "PIQA",
-    "sciq": "SciQ",
-}
+# lm-eval's names, and those of Table 2's columns.
+TASKS = {name: task.title for name, task in benchmarks.TASKS.items()}
 
 
 class Benchmarks(NamedTuple):

@@ -1,6 +1,7 @@
 """What a run directory holds, as figures and pages read it."""
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,24 +14,30 @@ from tide_lm.runs import RunDirectory
 
 # How each result is made.
 MAKERS = {
-    "validation": "tide-lm train --run {run}",
-    "perplexity": "tide-lm evaluate {run} --text FILE",
-    "checkpoints": "tide-lm evaluate {run} --text FILE --all-checkpoints",
-    "benchmarks": "tide-lm evaluate {run} --benchmarks DIR",
-    "norms": "tide-lm analyze norms {run}",
-    "updates": "tide-lm analyze updates {run}",
-    "gradients": "tide-lm analyze gradients {run}",
-    "collapse": "tide-lm analyze collapse {run}",
-    "routing": "tide-lm analyze routing {run} --text FILE",
-    "layer-drop": "tide-lm analyze layer-drop {run} --text FILE",
-    "distances": "tide-lm analyze distances {run}",
-    "neighbours": "tide-lm analyze neighbours {run} --token WORD",
-    "footprint": "tide-lm analyze footprint {run}",
+    "validation": "tide-lm train --resume --run {model}",
+    "perplexity": "tide-lm evaluate {model} --text FILE",
+    "checkpoints": "tide-lm evaluate {model} --text FILE --all-checkpoints",
+    "benchmarks": "tide-lm evaluate {model} --benchmarks DIR",
+    "norms": "tide-lm analyze norms {model}",
+    "updates": "tide-lm analyze updates {model}",
+    "gradients": "tide-lm analyze gradients {model}",
+    "collapse": "tide-lm analyze collapse {model}",
+    "routing": "tide-lm analyze routing {model} --text FILE",
+    "layer-drop": "tide-lm analyze layer-drop {model} --text FILE",
+    "distances": "tide-lm analyze distances {model}",
+    "neighbours": "tide-lm analyze neighbours {model} --token WORD",
+    "footprint": "tide-lm analyze footprint {model}",
 }
+OF_TRAINING = ("validation", "checkpoints", "gradients")
+BY_FREQUENCY = ("norms", "updates", "routing", "neighbours")
 
 
 class MissingError(ValueError):
     """A run lacks what a figure reads; the message names the command that makes it."""
+
+
+class DamagedError(ValueError):
+    """A file of a run is not as the commands write it; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +49,53 @@ class Run:
     place: int
 
     @cached_property
-    def results(self) -> dict[str, dict[str, Any]]:
-        """All results by name."""
+    def _files(self) -> dict[str, dict[str, Any] | DamagedError]:
         return {path.stem: _read(path) for path in sorted((self.path / "results").glob("*.json"))}
+
+    @cached_property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """All sound results by name."""
+        return {name: found for name, found in self._files.items() if isinstance(found, dict)}
+
+    @cached_property
+    def damaged(self) -> dict[str, DamagedError]:
+        """What cannot be read of results and metrics, by name."""
+        found = {**self._files, "metrics": self._log}
+        return {name: error for name, error in found.items() if isinstance(error, DamagedError)}
+
+    def refuse_damage(self, *names: str) -> None:
+        for name in names:
+            if name in self.damaged:
+                raise self.damaged[name]
 
     def result(self, what: str, *keys: str) -> dict[str, Any]:
         """One result, which must have these keys."""
+        self.refuse_damage(what)
         found = self.results.get(what)
         if found is None:
-            raise MissingError(f"{self.path} has no results/{what}.json: run `{self.maker(what)}`")
+            raise MissingError(f"{self.path} has no results/{what}.json: {self.cure(what)}")
         for key in keys:
             if key not in found:
-                raise MissingError(
-                    f"results/{what}.json of {self.path} has no {key!r}: run `{self.maker(what)}`"
-                )
+                raise MissingError(f"results/{what}.json of {self.path} has no {key!r}: {self.cure(what)}")
         return found
 
+    def cure(self, what: str) -> str:
+        """What to do to have a result."""
+        if what in OF_TRAINING and self.config is None:
+            return "only a run of `tide-lm train` can have it"
+        if what == "gradients" and self.config and not self.config.train.record_gradients:
+            return "the run did not record it; one with train.record_gradients=true does"
+        return f"run `{self.maker(what)}`"
+
     def maker(self, what: str) -> str:
-        return MAKERS[what].format(run=self.path)
+        """The command that makes a result; of a model from elsewhere, it names the model and this folder."""
+        model = shlex.quote(str(self.path))
+        if self.config is None:
+            subjects = (result.get("subject", {}).get("model") for result in self.results.values())
+            known = next((shlex.quote(name) for name in subjects if name), "MODEL")
+            counts = " --counts DATA" if what in BY_FREQUENCY else ""
+            model = f"{known} --run {model}{counts}"
+        return MAKERS[what].format(model=model)
 
     @cached_property
     def config(self) -> RunConfig | None:
@@ -75,15 +111,20 @@ class Run:
             ) from error
 
     @cached_property
+    def _log(self) -> list[dict[str, Any]] | DamagedError:
+        path = RunDirectory(self.path).metrics
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+            records = [json.loads(line) for line in lines]
+            _check_numbers(*(record[key] for record in records for key in ("step", "tokens")))
+        except (ValueError, KeyError, TypeError) as error:
+            return DamagedError(f"{path} holds a line that is no record of a step ({error!r}): remove it")
+        return records
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """What the trainer logged, in order; a half-written last line is left out."""
-        path = RunDirectory(self.path).metrics
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        try:
-            records = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise ValueError(f"{path} holds a line that is not JSON ({error}): remove it") from error
-        return [record for record in records if isinstance(record, dict)]
+        return [] if isinstance(self._log, DamagedError) else self._log
 
     @property
     def blocks(self) -> int | None:
@@ -119,6 +160,11 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"there is no run {path}: give the folder of a run")
+        if not any((path / "results").glob("*.json")) and not RunDirectory(path).metrics.exists():
+            raise ValueError(
+                f"{path} holds no results, neither results/*.json nor metrics.jsonl: give the folder of a "
+                "run, or measure it first"
+            )
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError(f"a run is given twice in {', '.join(map(str, paths))}: give each once")
     names = [path.resolve().name for path in paths]
@@ -146,11 +192,45 @@ def shared(parts: Iterable[Mapping[str, Any]]) -> list[str]:
     return [key for key in first if all(key in other for other in others)]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any] | DamagedError:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read ({error}): make it again, or remove it") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no result but {type(found).__name__}: make it again, or remove it")
+        _check(path.stem, found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return DamagedError(f"{path} is damaged ({error!r}): make it again, or remove it")
     return found
+
+
+def _check(name: str, found: Any) -> None:
+    """Raises unless all that is read outside of figures is as the commands write it."""
+    if not isinstance(found, dict):
+        raise TypeError(f"{type(found).__name__}, and no result")
+    made = found.get("provenance", {})
+    for part in (made.get("versions", {}), made.get("machine", {}), found.get("subject", {})):
+        part.keys()
+    if name == "validation":
+        _check_losses(found)
+    if name == "perplexity":
+        for text in found["texts"].values():
+            _check_losses(text)
+            _check_numbers(text["bytes"], text["window"], text["stride"])
+            _check_numbers(text["perplexity"], or_none=True)
+    if name == "footprint":
+        _check_numbers(found["blocks"])
+
+
+def _check_losses(found: dict[str, Any]) -> None:
+    _check_numbers(found["loss"], found["tokens"])
+    if "loss_by_decile" in found:
+        losses, tokens = found["loss_by_decile"], found["tokens_by_decile"]
+        if not len(losses) == len(tokens) == 10:
+            raise ValueError(f"{len(losses)} deciles")
+        groups = [found[group] for group in ("rare", "mid", "common", "unbinned")]
+        _check_numbers(*losses, *(group["loss"] for group in groups), or_none=True)
+        _check_numbers(*tokens, *(group["tokens"] for group in groups))
+
+
+def _check_numbers(*values: Any, or_none: bool = False) -> None:
+    for value in values:
+        if not isinstance(value, int | float) and not (or_none and value is None):
+            raise TypeError(f"{value!r} is no number")

@@ -1,6 +1,11 @@
 """Numbers and tokens as readers see them."""
 
+from collections.abc import Callable, Sequence
+from decimal import ROUND_CEILING, Context
+from itertools import pairwise
+
 NOT_MEASURED = "not measured"
+TOO_LARGE = "too large"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -24,8 +29,24 @@ def count(value: float | None) -> str:
     """A count, exact while it is short; with few digits where it is very small or large."""
     if value is None:
         return NOT_MEASURED
-    text = f"{value:,.0f}" if 1 <= abs(value) < 1e6 else f"{value:.3g}"
+    text = f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
     return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-").replace("-", MINUS)
+
+
+def bound(value: float) -> str:
+    """An upper bound, rounded up to three digits, so that it stays one."""
+    return count(float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(str(value))))
+
+
+def ends(values: Sequence[float | None], shown: Callable[[float | None], str] = nats) -> str:
+    """The first and the last of a row."""
+    return f"{shown(values[0])} to {shown(values[-1])}"
+
+
+def steps(values: Sequence[float | None], holds: Callable[[float, float], bool]) -> str:
+    """At how many steps from one value to the next something holds."""
+    found = [holds(a, b) for a, b in pairwise(values) if a is not None and b is not None]
+    return f"at {sum(found)} of {len(found)} steps"
 
 
 def quantity(value: float | None) -> str:

@@ -16,11 +16,11 @@ from tide_lm.data.loader import Loader, validation_windows
 from tide_lm.estimate import train_flops
 from tide_lm.evaluate.loss import held_out_loss
 from tide_lm.model import TideForCausalLM
+from tide_lm.model_card import model_card
 from tide_lm.run_config import RunConfig, differences, is_fixed
 from tide_lm.train import optim
 from tide_lm.train.gradients import GradientRecorder
 from tide_lm.train.inputs import open_inputs
-from tide_lm.train.model_card import model_card
 from tide_lm.train.monitor import Monitor
 from tide_lm.train.objective import Objective, model_config
 from tide_lm.train.speed import Speedometer, progress_line
@@ -283,7 +283,7 @@ class Trainer:
             self.model.save_pretrained(folder)
             self.inputs.tokenizer.save_pretrained(folder)
             tokens = self.loader.windows * self.config.data.sequence
-            card = model_card(self.run.path.name, self.config, self.model, tokens, validation)
+            card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
             (folder / "README.md").write_text(card, encoding="utf-8")
         self.tell(f"exported to {self.run.export}")
 

@@ -52,9 +52,7 @@ def _panels(runs: Runs) -> list[Panel]:
 
 def _tables(runs: Runs) -> list[Table]:
     columns = ["model", "LAMBADA perplexity", *paper.TASKS.values(), "Average"]
-    ours = [
-        (run.name, _perplexity(run), *(_one(score) for score in scores(run)), _average(run)) for run in runs
-    ]
+    ours = [(run.name, _perplexity(run), *_cells(run), _average(run)) for run in runs]
     theirs = [
         (f"{row.model} (paper)", f"{row.perplexity:.2f}", *map(_one, row.scores), _one(row.average))
         for row in paper.TABLE_2
@@ -62,10 +60,26 @@ def _tables(runs: Runs) -> list[Table]:
     return [Table(_caption(runs), columns, [*ours, *theirs])]
 
 
+def _cells(run: Run) -> list[str]:
+    """Scores; of a run on some samples of each task, with their standard errors and numbers."""
+    cells = [_one(score) for score in scores(run)]
+    if not run.result("benchmarks").get("limit"):
+        return cells
+    errors = [_one(error) for error in scores(run, "stderr")]
+    samples = [_task(run, name).get("samples") for name in paper.TASKS]
+    return [
+        cell if size is None else f"{cell} ± {error} ({size:,})"
+        for cell, error, size in zip(cells, errors, samples, strict=True)
+    ]
+
+
 def _caption(runs: Runs) -> str:
     caption = "Scores in percent; below ours, the paper's Table 2 for reference."
     if limited := [run.name for run in runs if run.result("benchmarks").get("limit")]:
-        caption += f" Of {', '.join(limited)} only the first samples of each task."
+        caption += (
+            f" Of {', '.join(limited)} only the first samples of each task: ± is the standard error, and in "
+            "brackets is the number of samples."
+        )
     if other := [run.name for run in runs if _task(run, "sciq").get("split") == "validation"]:
         caption += f" SciQ of {', '.join(other)} is its validation split."
     return caption

@@ -6,13 +6,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.report.drawing import INK, heatmap, legend, look, numbers
-from tide_lm.report.figure import Comparison, Figure, Panel, Runs
+from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
 from tide_lm.report.results import MissingError, Run, shared
-from tide_lm.report.wording import NOT_MEASURED, short, token
+from tide_lm.report.wording import short, token
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LAYERS_SHOWN = 8  # of a category; of more, the first, the middle and the last
 MEASURES = {"distance": "L2 distance", "relative": "distance / mean norm"}
 
 
@@ -25,8 +26,8 @@ def _has_pairs(run: Run) -> None:
     run.result("collapse", "categories", "delta")
     if not _categories(run):
         raise MissingError(
-            f"the tokenizer of {run.path} has no pair of the study: take a larger vocabulary, then run "
-            f"`{run.maker('collapse')}`"
+            f"the tokenizer of {run.path} has no pair of the study: take a larger vocabulary, then "
+            f"{run.cure('collapse')}"
         )
 
 
@@ -54,15 +55,62 @@ def _heatmap_panel(run: Run, name: str, category: dict[str, Any], measure: str) 
     return Panel(f"{name}: {short(run.name)}", alt, draw, height=max(2.4, 1.3 + 0.19 * len(pairs)))
 
 
-def _compare_collapse(runs: Runs) -> list[Comparison]:
-    def collapsed(run: Run, name: str, layer: int) -> str:
-        category = _categories(run).get(name)
-        return f"{category['collapsed'][layer]} of {len(category['pairs'])}" if category else NOT_MEASURED
+def _members_tables(runs: Runs) -> list[Table]:
+    """The FFN of the pairs in C_delta, where a run has any."""
+    tables = []
+    for run in runs:
+        categories = _categories(run).items()
+        rows = [row for name, category in categories if category["ffn"] for row in _members(name, category)]
+        caption = f"{run.name}: the FFN of pairs nearer than {_delta(run)} of their norm, means over pairs"
+        columns = ["", "pairs", "input distance", "slope, at least", "bound from it", "separation"]
+        tables += [Table(caption, columns, rows)] if rows else []
+    return tables
 
-    delta = runs[0].result("collapse")["delta"]
-    return [
+
+def _members(name: str, category: dict[str, Any]) -> list[tuple[str, ...]]:
+    layers = [layer for layer, members in enumerate(category["collapse_set"]) if members]
+    if len(layers) > LAYERS_SHOWN:
+        layers = [layers[0], layers[len(layers) // 2], layers[-1]]
+    rows = []
+    for layer in layers:
+        members = category["collapse_set"][layer]
+        means = (
+            fmean(category["ffn"][key][pair][layer] for pair in members)
+            for key in ("input_distance", "slope", "bound", "separation")
+        )
+        rows.append((f"{name}, layer {layer}", f"{len(members)}", *(f"{mean:.3g}" for mean in means)))
+    return rows
+
+
+def _delta(run: Run) -> str:
+    return f"{run.result('collapse')['delta']:g}"
+
+
+def _compare_collapse(runs: Runs) -> list[Comparison]:
+    deltas = {run: _delta(run) for run in runs}
+    one = len(set(deltas.values())) == 1
+
+    def collapsed(run: Run, name: str, layer: int) -> str:
+        category = _categories(run)[name]
+        told = f"{len(category['collapse_set'][layer])} of {len(category['pairs'])}"
+        return told if one else f"{told}, δ = {deltas[run]}"
+
+    def skipped(run: Run, name: str) -> str:
+        category = run.result("collapse")["categories"][name]
+        return f"{len(category['skipped'])} of {len(category['skipped']) + len(category['pairs'])}"
+
+    left_out = [
         Comparison(
-            f"{name}: pairs nearer than {delta:g} of their norm, {where} layer",
+            f"{name}: pairs left out, as they are not single tokens",
+            "not published",
+            "Figure 2",
+            [skipped(run, name) for run in runs],
+        )
+        for name in shared(run.result("collapse")["categories"] for run in runs)
+    ]
+    return left_out + [
+        Comparison(
+            f"{name}: pairs nearer than {deltas[runs[0]] if one else 'δ'} of their norm, {where} layer",
             stated,
             "Figure 2",
             [collapsed(run, name, layer) for run in runs],
@@ -81,10 +129,13 @@ COLLAPSE = Figure(
     title="Pairs of tokens in one context",
     says="Distance between the states of two tokens after the same words. Raw distances grow with the norms "
     "of the states, which grow with depth; divided by the mean norm they can be compared between layers. "
-    "Pairs and templates are ours, as the paper's are not published.",
+    "Pairs and templates are ours, as the paper's are not published. Proposition 2.2 bounds how far an FFN "
+    "separates two near inputs by its slope between them. The slope here is the largest at nine points, an "
+    "estimate from below, so a separation may exceed the bound from it.",
     needs={"collapse": ("categories", "delta")},
     check=_has_pairs,
     panels=_heatmap_panels,
+    tables=_members_tables,
     compare=_compare_collapse,
 )
 

@@ -1,7 +1,9 @@
 """Loss and perplexity: by decile, by number of blocks, over training."""
 
+import re
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import (
@@ -16,7 +18,7 @@ from tide_lm.report.drawing import (
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs
 from tide_lm.report.results import MissingError, Run, same_text, shared
-from tide_lm.report.wording import NOT_MEASURED, difference, nats, percent, short
+from tide_lm.report.wording import NOT_MEASURED, TOO_LARGE, difference, ends, nats, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,11 +28,9 @@ FIRST = "the first run"
 
 
 def _has_losses(run: Run) -> None:
+    run.refuse_damage("validation", "perplexity")
     if not run.losses:
-        raise MissingError(
-            f"{run.path} has no loss by decile: run `{run.maker('validation')}`, "
-            f"or `{run.maker('perplexity')} --counts DATA`"
-        )
+        raise MissingError(f"{run.path} has no loss by decile: run `{run.maker('perplexity')} --counts DATA`")
 
 
 def sources(runs: Runs) -> list[str]:
@@ -58,7 +58,7 @@ def _decile_panels(runs: Runs) -> list[Panel]:
 
 
 def _lines_panel(source: str, lines: dict[Run, list[float | None]]) -> Panel:
-    told = "; ".join(f"{run.name} {nats(values[0])} to {nats(values[-1])}" for run, values in lines.items())
+    told = "; ".join(f"{run.name} {ends(values)}" for run, values in lines.items())
     return Panel(
         f"Loss by decile: {_named(source)}",
         f"Lines over ten deciles: {told}",
@@ -69,9 +69,7 @@ def _lines_panel(source: str, lines: dict[Run, list[float | None]]) -> Panel:
 def _changes_panel(source: str, lines: dict[Run, list[float | None]]) -> Panel:
     (first, reference), *others = lines.items()
     changes = {run: [change(*pair) for pair in zip(values, reference, strict=True)] for run, values in others}
-    told = "; ".join(
-        f"{run.name} {difference(values[0])} to {difference(values[-1])}" for run, values in changes.items()
-    )
+    told = "; ".join(f"{run.name} {ends(values, difference)}" for run, values in changes.items())
     return Panel(
         f"Difference to {short(first.name, 20)}: {_named(source)}",
         f"Bars over ten deciles, below zero is better: {told}",
@@ -91,7 +89,11 @@ def _compare_deciles(runs: Runs) -> list[Comparison]:
 
     def ratio(losses: dict) -> str:
         rare, common = (change(losses[group]["loss"], first[group]["loss"]) for group in ("rare", "common"))
-        return NOT_MEASURED if rare is None or not common else f"{rare / common:.2f}"
+        if rare is None or common is None:
+            return NOT_MEASURED
+        if rare < 0 and common < 0:
+            return f"{rare / common:.2f}"
+        return f"not both gain: rare {difference(rare)}, common {difference(common)}"
 
     return [
         *(
@@ -107,7 +109,7 @@ def _compare_deciles(runs: Runs) -> list[Comparison]:
             )
         ),
         Comparison(
-            "difference on rare tokens over that on common ones",
+            "gain on rare tokens over that on common ones",
             f"{paper.GAIN_RATIO}",
             "section 3.3.2",
             [FIRST, *(ratio(losses) for losses in others)],
@@ -155,14 +157,14 @@ def _groups_panel(title: str, what: str, blocks: list[int], lines: dict[str, lis
         axes.set_ylabel(what)
         legend(axes)
 
-    told = "; ".join(f"{group} {nats(values[0])} to {nats(values[-1])}" for group, values in lines.items())
+    told = "; ".join(f"{group} {ends(values)}" for group, values in lines.items())
     return Panel(title, f"Lines over K from {blocks[0]} to {blocks[-1]}: {told}", draw)
 
 
 def _has_blocks(run: Run) -> None:
     _has_losses(run)
     if run.blocks is None:
-        raise MissingError(f"the number of blocks of {run.path} is not known: run `{run.maker('footprint')}`")
+        raise MissingError(f"the number of blocks of {run.path} is not known: {run.cure('footprint')}")
 
 
 def _compare_blocks(runs: Runs) -> list[Comparison]:
@@ -207,53 +209,86 @@ LOSS_BY_BLOCKS = Figure(
 )
 
 
-def _checkpoint_panels(runs: Runs) -> list[Panel]:
-    points = {run: run.result("checkpoints")["points"] for run in runs}
+def stated_perplexity(text: str) -> str | None:
+    """The paper's number, if a text has the name of one of its texts."""
+    names = {_plain(name): f"{value:.3f} (TIDE-8E-1B, 16 bits)" for name, value in paper.PERPLEXITIES.items()}
+    return next((stated for name, stated in names.items() if _plain(text).startswith(name)), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def perplexities(values: Sequence[float | None], texts: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Of one text in each run; with what they were measured on, where runs differ in that."""
+    told = [
+        NOT_MEASURED if text is None else _perplexity(value)
+        for value, text in zip(values, texts, strict=True)
+    ]
+    if same_text([text for text in texts if text is not None]):
+        return told
     return [
-        _text_panel(
-            text,
-            {run: [(p["tokens"], p["perplexity"][text]) for p in found] for run, found in points.items()},
-        )
-        for text in shared(found[-1]["perplexity"] for found in points.values())
+        value
+        if text is None
+        else f"{value} (of {text['bytes']:,} bytes, window {text['window']:,}, stride {text['stride']:,})"
+        for value, text in zip(told, texts, strict=True)
     ]
 
 
-def _text_panel(text: str, points: dict[Run, list[tuple[int, float]]]) -> Panel:
-    values = [perplexity for found in points.values() for _, perplexity in found]
+def _checkpoint_panels(runs: Runs) -> list[Panel]:
+    found = {run: run.result("checkpoints") for run in runs}
+    return [
+        _text_panel(
+            text,
+            {
+                run: [(point["tokens"], point["perplexity"][text]) for point in result["points"]]
+                for run, result in found.items()
+            },
+        )
+        for text in shared(result["texts"] for result in found.values())
+        if same_text([result["texts"][text] for result in found.values()])
+    ]
+
+
+def _text_panel(text: str, points: dict[Run, list[tuple[int, float | None]]]) -> Panel:
+    curves = {run: [perplexity for _, perplexity in found] for run, found in points.items()}
+    values = [value for curve in curves.values() for value in curve if value is not None]
 
     def draw(axes: "Axes") -> None:
         for run, found in points.items():
-            axes.plot(*zip(*found, strict=True), **look(run))
-        if max(values) > 10 * min(values):
+            axes.plot([tokens for tokens, _ in found], numbers(curves[run]), **look(run))
+        if values and max(values) > 10 * min(values):
             log_scale(axes)
         token_axis(axes)
         axes.set_ylabel("perplexity by token")
         legend(axes)
 
-    told = "; ".join(
-        f"{run.name} from {found[0][1]:.3f} to {found[-1][1]:.3f}" for run, found in points.items()
-    )
+    told = "; ".join(f"{run.name} {ends(curve, _perplexity)}" for run, curve in curves.items())
     return Panel(f"Perplexity over training: {short(text)}", f"Lines: {told}", draw)
+
+
+def _perplexity(value: float | None) -> str:
+    return TOO_LARGE if value is None else nats(value)
 
 
 def _has_points(run: Run) -> None:
     if not run.result("checkpoints", "points")["points"]:
-        raise MissingError(
-            f"results/checkpoints.json of {run.path} is empty: run `{run.maker('checkpoints')}`"
-        )
+        raise MissingError(f"results/checkpoints.json of {run.path} is empty: {run.cure('checkpoints')}")
 
 
 def _compare_checkpoints(runs: Runs) -> list[Comparison]:
-    last = {run: run.result("checkpoints")["points"][-1]["perplexity"] for run in runs}
-    stated = ", ".join(f"{name} {value:.3f}" for name, value in paper.PERPLEXITIES.items())
+    found = [run.result("checkpoints") for run in runs]
     return [
         Comparison(
             f"perplexity on {text} at the last checkpoint",
-            f"{stated} (TIDE-8E-1B, 16 bits)",
-            "Table 5",
-            [nats(found.get(text)) for found in last.values()],
+            stated_perplexity(text) or "not stated",
+            "Table 5" if stated_perplexity(text) else "",
+            perplexities(
+                [result["points"][-1]["perplexity"].get(text) for result in found],
+                [result["texts"].get(text) for result in found],
+            ),
         )
-        for text in dict.fromkeys(text for found in last.values() for text in found)
+        for text in dict.fromkeys(text for result in found for text in result["texts"])
     ]
 
 
@@ -263,7 +298,7 @@ PERPLEXITY = Figure(
     title="Perplexity over training",
     says="Perplexity depends on the tokenizer and on the windows a text is cut into: compare runs that share "
     "both. The paper does not say how it cut its texts.",
-    needs={"checkpoints": ("points",)},
+    needs={"checkpoints": ("points", "texts")},
     check=_has_points,
     panels=_checkpoint_panels,
     compare=_compare_checkpoints,
@@ -294,8 +329,9 @@ def _training_panels(runs: Runs) -> list[Panel]:
 
 
 def _has_metrics(run: Run) -> None:
+    run.refuse_damage("metrics")
     if not any(line.get("loss") is not None for line in run.metrics):
-        raise MissingError(f"{run.path} has no metrics.jsonl with a loss: run `{run.maker('validation')}`")
+        raise MissingError(f"{run.path} has no metrics.jsonl with a loss: {run.cure('validation')}")
 
 
 def _compare_training(runs: Runs) -> list[Comparison]:

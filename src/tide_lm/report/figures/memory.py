@@ -1,6 +1,6 @@
 """The memory from the inside: what it takes, how far apart its tables are, who draws on it, and where."""
 
-from itertools import pairwise
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.report import paper
@@ -18,7 +18,7 @@ from tide_lm.report.drawing import (
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs
 from tide_lm.report.results import Run, alike
-from tide_lm.report.wording import NOT_MEASURED, gigabytes, percent, short
+from tide_lm.report.wording import NOT_MEASURED, TOO_LARGE, ends, gigabytes, percent, short, steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -154,8 +154,10 @@ def null_bank(layer: list[list[float] | None]) -> list[float | None]:
 
 
 def _routing_panels(run: Run) -> list[Panel]:
-    layers = run.result("routing")["by_layer"]
+    result = run.result("routing")
+    layers = result["by_layer"]
     last = layers[-1]
+    text = f"{sum(result['tokens']):,} tokens of {short(result['text'])}"
     slots = max(len(row) for row in last if row)
     names = [*(f"M{slot + 1}" for slot in range(slots - 1)), "null"]
     rows = [row or [None] * slots for row in last[:10]]
@@ -164,6 +166,7 @@ def _routing_panels(run: Run) -> list[Panel]:
     def draw_slots(axes: "Axes") -> None:
         heatmap(axes, rows, "mean weight", limits=(0, highest), written="z.2f" if slots < 10 else None)
         axes.set_xticks(range(slots), names, fontsize=9)
+        axes.set_xlabel(f"slots, on {text}")
         axes.set_yticks(range(10))
         axes.set_ylabel(DECILES)
 
@@ -182,12 +185,11 @@ def _routing_panels(run: Run) -> list[Panel]:
         decile_axis(axes, "mean weight of the null bank")
         legend(axes)
 
-    ends = null_bank(last)
-    told = " to ".join(NOT_MEASURED if value is None else f"{value:.3f}" for value in (ends[0], ends[-1]))
+    told = ends(null_bank(last))
     return [
         Panel(
             f"Router weights, last layer: {short(run.name)}",
-            f"Heatmap of deciles by slots in the last layer of {run.name}; null bank {told}",
+            f"Heatmap of deciles by slots in the last layer of {run.name}, on {text}; null bank {told}",
             draw_slots,
             height=3.9,
         ),
@@ -204,16 +206,6 @@ def _compare_routing(runs: Runs) -> list[Comparison]:
     def last(run: Run) -> list[Any]:
         return run.result("routing")["by_layer"][-1]
 
-    def ends(run: Run) -> str:
-        values = null_bank(last(run))
-        return " to ".join(
-            NOT_MEASURED if value is None else f"{value:.3f}" for value in (values[0], values[-1])
-        )
-
-    def rises(run: Run) -> str:
-        steps = [(a, b) for a, b in pairwise(null_bank(last(run))) if a is not None and b is not None]
-        return f"at {sum(b >= a for a, b in steps)} of {len(steps)} steps"
-
     def largest(run: Run) -> str:
         row = last(run)[0]
         return f"{max(row[:-1]):.3f} (M{row.index(max(row[:-1])) + 1})" if row else NOT_MEASURED
@@ -225,13 +217,13 @@ def _compare_routing(runs: Runs) -> list[Comparison]:
             "null bank, last layer, rarest to commonest decile",
             f"{rarest:.3f} to {commonest:.3f}",
             place,
-            [ends(run) for run in runs],
+            [ends(null_bank(last(run))) for run in runs],
         ),
         Comparison(
             "its weight does not fall from decile to decile",
             "at all 9 steps",
             place,
-            [rises(r) for r in runs],
+            [steps(null_bank(last(run)), le) for run in runs],
         ),
         Comparison(
             "largest weight of a block on the rarest decile",
@@ -249,7 +241,7 @@ ROUTING = Figure(
     title="What the layers draw from memory",
     says="Mean router weights by the frequency of the input token; the null bank adds nothing, so its weight "
     "is the share that a layer declines. An untrained router gives every slot about 1 / (K + 1).",
-    needs={"routing": ("by_layer", "tokens")},
+    needs={"routing": ("by_layer", "tokens", "text")},
     panels=lambda runs: [panel for run in runs for panel in _routing_panels(run)],
     compare=_compare_routing,
 )
@@ -283,13 +275,16 @@ def _compare_drop(runs: Runs) -> list[Comparison]:
         for name, text in run.result("layer-drop")["texts"].items():
             found = [text["change"][layer] for layer in layers if layer < len(text["change"])]
             if found:
-                ends = dict.fromkeys(percent(value) for value in (min(found), max(found)))
-                told.append(f"{name} {' to '.join(ends)}")
+                extremes = dict.fromkeys(percent(value) for value in (min(found), max(found)))
+                told.append(f"{name} {' to '.join(extremes)}")
         return "; ".join(told) or f"{NOT_MEASURED}: it has fewer layers"
 
     def any_layer(run: Run) -> str:
-        texts = run.result("layer-drop")["texts"].items()
-        return "; ".join(f"{name} {percent(text['without_any'] / text['full'] - 1)}" for name, text in texts)
+        told = []
+        for name, text in run.result("layer-drop")["texts"].items():
+            without = text["without_any"]
+            told.append(f"{name} {TOO_LARGE if without is None else percent(without / text['full'] - 1)}")
+        return "; ".join(told)
 
     rows = [
         Comparison(

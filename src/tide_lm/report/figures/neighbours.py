@@ -77,7 +77,7 @@ def _words(run: Run) -> dict[str, dict[str, Any]]:
 
 def _has_words(run: Run) -> None:
     if not _words(run):
-        raise MissingError(f"{run.path} has the neighbours of no words: run `{run.maker('neighbours')}`")
+        raise MissingError(f"{run.path} has the neighbours of no words: {run.cure('neighbours')}")
 
 
 def _word_tables(runs: Runs) -> list[Table]:

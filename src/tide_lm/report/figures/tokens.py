@@ -1,6 +1,6 @@
 """What frequency does to rows: their norms, the updates they may expect, the gradient they collected."""
 
-from itertools import pairwise
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.report import paper
@@ -18,7 +18,7 @@ from tide_lm.report.drawing import (
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
 from tide_lm.report.results import Run, alike
-from tide_lm.report.wording import MINUS, NOT_MEASURED, count, short
+from tide_lm.report.wording import MINUS, NOT_MEASURED, bound, count, ends, short, steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,11 @@ Deciles = list[float | None]
 
 def _norm_panels(runs: Runs) -> list[Panel]:
     means: dict[Run, Deciles] = {run: run.result("norms")["embedding"] for run in runs}
-    told = "; ".join(
-        f"{run.name} from {_three(values[0])} on the rarest to {_three(values[-1])} on the commonest"
-        for run, values in means.items()
-    )
+    told = "; ".join(f"{run.name} {ends(values, _three)}" for run, values in means.items())
     panels = [
         Panel(
             "Mean norm of a token's row in E",
-            f"Lines over ten deciles: {told}",
+            f"Lines over ten deciles, rarest to commonest: {told}",
             lambda axes: by_decile(axes, "mean L2 norm", means),
         )
     ]
@@ -108,7 +105,7 @@ def _compare_norms(runs: Runs) -> list[Comparison]:
             "mean norm rises from decile to decile",
             "at every step, for the base model",
             "Figure 1a",
-            [rises(run.result("norms")["embedding"]) for run in runs],
+            [steps(run.result("norms")["embedding"], lt) for run in runs],
         ),
         Comparison(
             "standard deviation of norms, rare and common",
@@ -123,11 +120,6 @@ def _compare_norms(runs: Runs) -> list[Comparison]:
             [_growth_in_words(run) for run in runs],
         ),
     ]
-
-
-def rises(values: Deciles) -> str:
-    steps = [(a, b) for a, b in pairwise(values) if a is not None and b is not None]
-    return f"at {sum(b > a for a, b in steps)} of {len(steps)} steps"
 
 
 def _growth_in_words(run: Run) -> str:
@@ -174,8 +166,8 @@ def _update_panel(name: str, run: Run) -> Panel:
         decile_axis(axes, "in the whole run")
         legend(axes)
 
-    ends = " to ".join(count(row.get("expected_updates")) for row in (rows[0], rows[-1]))
-    alt = f"Lines over ten deciles, on a log scale: expected updates {ends} in {name}, and occurrences"
+    told = ends([row.get("expected_updates") for row in rows], count)
+    alt = f"Lines over ten deciles, on a log scale: expected updates {told} in {name}, and occurrences"
     return Panel(f"Updates of a row: {short(name)}", alt, draw)
 
 
@@ -196,7 +188,7 @@ def _update_table(named: str, run: Run) -> Table:
             count(row["frequency"]),
             count(row["expected_updates"]),
             count(row["occurrences"]),
-            count(row["ratio_bound"]),
+            bound(row["ratio_bound"]),
         )
         for name, row in result["rows"].items()
         if row
@@ -258,7 +250,7 @@ def _gradient_panel(run: Run) -> Panel:
         decile_axis(axes, "squared norm, summed over steps")
         legend(axes)
 
-    told = "; ".join(f"{name} {_three(line[0])} to {_three(line[-1])}" for name, line in lines.items())
+    told = "; ".join(f"{name} {ends(line, _three)}" for name, line in lines.items())
     return Panel(
         f"Gradient of a row: {short(run.name)}", f"Lines over ten deciles, log scale: {told}", draw, 3.6
     )

@@ -1,0 +1,37 @@
+"""Model cards of finished runs, with all that was measured since."""
+
+from pathlib import Path
+
+from tide_lm.model_card import model_card
+from tide_lm.report.results import DamagedError, MissingError, Run, open_runs
+from tide_lm.runs import RunDirectory, write_atomically
+
+RESULTS = ("validation", "perplexity", "benchmarks")
+
+
+def write_cards(paths: list[Path]) -> list[Path]:
+    """Rewrites the README of every run that has an export."""
+    exported = [run for run in open_runs(paths) if RunDirectory(run.path).export.is_dir()]
+    if not exported:
+        raise ValueError(f"no export in {', '.join(map(str, paths))}: finish a run, which exports its model")
+    cards = {RunDirectory(run.path).export / "README.md": _card(run) for run in exported}
+    for path, card in cards.items():
+        write_atomically(path, card)
+    return list(cards)
+
+
+def _card(run: Run) -> str:
+    run.refuse_damage(*RESULTS, "metrics")
+    step = run.result("validation", "step")["step"]
+    # The run may have gone on since it was exported.
+    tokens = [line["tokens"] for line in run.metrics if line["step"] <= step]
+    if run.config is None or not tokens:
+        raise MissingError(f"{run.path} has an export and no settings or metrics: put them back")
+    results = {name: run.results[name] for name in RESULTS if name in run.results}
+    try:
+        return model_card(run.path.resolve().name, run.config, tokens[-1], results)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        files = " or ".join(f"results/{name}.json" for name in results)
+        raise DamagedError(
+            f"{files} of {run.path} is not as tide-lm writes it ({error!r}): make it again, or remove it"
+        ) from error

@@ -1,0 +1,63 @@
+"""`tide-lm report --cards`: what was measured, in the README of each export."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tide_lm.report.cards import write_cards
+
+
+def cards(*runs: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tide_lm", "report", *map(str, runs), "--cards"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_every_export_gets_a_card_of_all_results(two_runs):
+    base, tide = two_runs
+    (tide / "export").mkdir()
+    done = cards(*two_runs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tide / "export" / "README.md"), str(base / "report" / "index.html")]
+    card = (tide / "export" / "README.md").read_text()
+    assert "A TIDE model with 3 memory blocks" in card
+    assert "| wiki | 123.257 |" in card
+    assert "| arc_challenge | 30.0 |" in card
+    assert not (base / "export").exists()
+
+
+def test_the_tokens_are_those_of_the_step_that_was_exported(plant, tmp_path):
+    """The planted run was validated at step 20 and has gone on to step 60."""
+    path = plant(tmp_path / "x")
+    (path / "export").mkdir()
+    (written,) = write_cards([path])
+    assert "for 20 steps on 2,000 tokens" in written.read_text()
+
+
+def test_without_an_export_nothing_is_written(two_runs):
+    done = cards(*two_runs)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: no export in {two_runs[0]}, {two_runs[1]}")
+    assert not (two_runs[0] / "report").exists()
+
+
+@pytest.mark.parametrize("content", ["{", '{"tasks": {"arc_easy": {}}, "average": null}'])
+def test_a_damaged_result_makes_no_card(content, plant, tmp_path):
+    path = plant(tmp_path / "x")
+    (path / "export").mkdir()
+    (path / "results" / "benchmarks.json").write_text(content)
+    with pytest.raises(ValueError, match=r"benchmarks\.json"):
+        write_cards([path])
+    assert not any((path / "export").iterdir())
+
+
+def test_a_card_needs_the_runs_own_files(plant, tmp_path):
+    path = plant(tmp_path / "x", without=("validation",))
+    (path / "export").mkdir()
+    with pytest.raises(ValueError, match=r"has no results/validation\.json"):
+        write_cards([path])
+    (path / "results" / "validation.json").write_text(json.dumps({"step": 20, "loss": 1.0, "tokens": 1}))
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="no settings or metrics"):
+        write_cards([path])
