@@ -24,6 +24,10 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 
 
+class DamagedError(ValueError):
+    """A checkpoint that was cut short or changed."""
+
+
 def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
     """Writes `checkpoints/<step>/`, whole or not at all."""
     final = at(checkpoints, step)

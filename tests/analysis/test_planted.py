@@ -239,12 +239,16 @@ def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(s
     apart = collapsed(subject)
     assert min(apart["distance"][0]) > 0.01
     assert apart["collapse_set"] == [[], []]
+    assert apart["ffn"]["members"][0] == [0]  # the first memory comes after the first FFN
+    assert apart["ffn"]["members"][1] == []
+    assert apart["ffn"]["input_distance"][0][0] == 0
 
 
 def test_the_bound_of_the_ffn_is_by_pair_and_layer(subject):
     pairs = [PAIR, ("the", "knows")]
     found = collapse.category(subject.model, subject.tokenizer, pairs, ["knows the"], 10.0)
     assert found["collapse_set"] == [[0, 1], [0, 1]]
+    assert found["ffn"].pop("members") == [[0, 1], [0, 1]]
     shapes = {name: np.shape(values) for name, values in found["ffn"].items()}
     assert shapes == dict.fromkeys(("input_distance", "slope", "bound", "separation"), (2, 2))
     alone = collapse.category(subject.model, subject.tokenizer, pairs[1:], ["knows the"], 10.0)["ffn"]
@@ -253,6 +257,18 @@ def test_the_bound_of_the_ffn_is_by_pair_and_layer(subject):
     ffn = {name: np.array(values) for name, values in found["ffn"].items()}
     assert ffn["bound"] == pytest.approx(ffn["slope"] * ffn["input_distance"])
     assert (ffn["separation"] <= ffn["bound"] * 1.001).all()
+
+
+def test_near_states_of_a_bfloat16_model_are_told_apart_in_float32(subject):
+    """Its FFN sees inputs that differ by less than its rounding."""
+    inputs_WLD = torch.randn(1, 2, 32, generator=torch.Generator().manual_seed(0)).repeat(2, 1, 1)
+    inputs_WLD[1] += 1e-4 * torch.randn(2, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        low = subject.model.bfloat16()
+        found = collapse._ffn(low, inputs_WLD, 0.1)
+        exact = collapse._ffn(low.float(), inputs_WLD, 0.1)
+    for name, values in exact.items():
+        assert np.array(found[name]) == pytest.approx(np.array(values), rel=1e-3)
 
 
 def test_distances_are_those_of_the_hidden_states(subject, tokenizer):
@@ -293,6 +309,22 @@ def test_a_mixture_of_experts_has_distances_and_no_bound(tokenizer):
     found = collapse.category(MixtralForCausalLM(config).eval(), tokenizer, [PAIR], ["every"], 0.1)
     assert len(found["distance"][0]) == 2
     assert found["ffn"] is None
+
+
+def test_states_of_a_model_with_a_narrow_output_are_those_of_its_layers(tokenizer):
+    from transformers import OPTConfig, OPTForCausalLM
+
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 8, "ffn_dim": 16, "do_layer_norm_before": False}
+    config = OPTConfig(vocab_size=300, num_hidden_layers=3, num_attention_heads=2, **sizes)
+    found = collapse.category(OPTForCausalLM(config).eval(), tokenizer, [PAIR], ["every"], 0.1)
+    assert len(found["distance"][0]) == 2  # after the last layer the state is projected
+
+
+def test_neighbours_of_weights_that_are_not_finite_are_refused(subject):
+    with torch.no_grad():
+        subject.model.get_input_embeddings().weight[105] = torch.nan
+    with pytest.raises(ValueError, match="E has rows that are not finite"):
+        tables.neighbours(subject)
 
 
 def test_the_largest_slope_is_the_norm_of_a_linear_map_and_bounds_a_gated_one():

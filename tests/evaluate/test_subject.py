@@ -48,6 +48,18 @@ def test_any_folder_of_a_causal_model_opens(tiny_model, tokenizer, tmp_path):
     assert counted.bins.counts_V[5] == 3
 
 
+def test_two_models_of_one_name_do_not_share_results(tiny_model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for parent in ("one", "two"):
+        tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(tmp_path / parent / "same")
+        tokenizer.save_pretrained(tmp_path / parent / "same")
+    open_subject("one/same").write("norms", {})
+    open_subject(str(tmp_path / "one" / "same"))
+    with pytest.raises(ValueError, match="holds results of one/same: give another place"):
+        open_subject("two/same")
+    open_subject("two/same", run=tmp_path / "elsewhere")
+
+
 def test_what_cannot_be_opened_is_named(trained, tmp_path):
     for path in (
         tmp_path / "nowhere",
@@ -75,6 +87,50 @@ def test_a_folder_inside_a_run_is_itself(trained, tiny_model, tokenizer, tmp_pat
     tokenizer.save_pretrained(run / "finetuned")
     subject = open_subject(str(run / "finetuned"))
     assert (subject.name, subject.model.config.num_memory_blocks) == ("finetuned", 0)
+
+
+def test_no_code_of_a_folder_runs_and_nothing_is_unpickled(tiny_model, tokenizer, tmp_path, monkeypatch):
+    model = tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer))
+    for name in ("code", "pickle"):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    config = json.loads((tmp_path / "code" / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.EvilConfig"}}
+    (tmp_path / "code" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="cannot be opened as a model"):
+        open_subject(str(tmp_path / "code"))
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "pickle" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pickle" / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="safetensors"):
+        _ = open_subject(str(tmp_path / "pickle")).model
+
+
+@pytest.mark.parametrize("kind", ["Bert", "XLNet", "Pegasus"])
+def test_models_that_are_not_causal_are_refused(kind, tokenizer, tmp_path):
+    import transformers
+
+    sizes = {
+        "Bert": {
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+        },
+        "XLNet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+        "Pegasus": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+        | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+        | dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 16),
+    }[kind]
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **sizes)
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / kind)
+    config.save_pretrained(tmp_path / kind)
+    tokenizer.save_pretrained(tmp_path / kind)
+    with pytest.raises(ValueError, match=r"sees the tokens that follow|has an encoder too"):
+        _ = open_subject(str(tmp_path / kind)).model
 
 
 def test_counts_of_another_tokenizer_are_refused(trained, tmp_path):

@@ -9,7 +9,7 @@ from tide_lm.run_config import RunConfig
 
 SCRIPT = "<script>alert(1)</script>"
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "openbookqa", "piqa", "sciq")
-TEXT = {"source": "wiki.txt", "bytes": 4000, "window": 128, "stride": 64}
+TEXT = {"source": "wiki.txt", "sha256": "ab" * 32, "bytes": 4000, "window": 128, "stride": 64}
 PROVENANCE = {
     "command": f"tide-lm analyze x '{SCRIPT}'",
     "seed": 0,
@@ -78,6 +78,7 @@ def _collapse(scale: float) -> dict:
         "relative": [[0.1, 0.2], [0.3, 0.4]],
         "collapse_set": [[0], []],
         "ffn": {
+            "members": [[0], []],
             "input_distance": [[0.25, 9.0], [9.0, 9.0]],
             "slope": [[4.0, 9.0], [9.0, 9.0]],
             "bound": [[1.0, 9.0], [9.0, 9.0]],
@@ -129,6 +130,7 @@ def results(blocks: int) -> dict[str, dict]:
                     "word_perplexity": 2345.678,
                     "bits_per_byte": 1.25,
                     "words": 700,
+                    "provenance": PROVENANCE,
                     **losses(shift / 2),
                 }
             }

@@ -262,13 +262,10 @@ def test_a_perplexity_may_be_too_large_to_write(values, plant, tmp_path):
     runs = open_runs([plant(tmp_path / "x")])
     for point, value in zip(runs[0].result("checkpoints")["points"], values, strict=True):
         point["perplexity"]["wiki"] = value
-    runs[0].result("layer-drop")["texts"]["wiki"]["without_any"] = None
-    for name in ("perplexity", "layer-drop"):
-        assert write(FIGURES[name], runs, tmp_path / "out")
+    assert write(FIGURES["perplexity"], runs, tmp_path / "out")
     assert FIGURES["perplexity"].panels(runs)[0].alt.startswith("Lines: x too large to ")
     last = "too large" if values[-1] is None else "50.000"
     assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == [last]
-    assert told("layer-drop", runs)["perplexity without any"] == ["wiki too large"]
 
 
 @pytest.mark.parametrize(
@@ -304,8 +301,8 @@ def test_the_ffn_of_collapsed_pairs_is_told_by_layer(two_runs):
     assert [table.caption.split(":")[0] for table in tables] == ["base", "tide"]
     assert tables[0].rows == [("homophones, layer 0", "1", "0.25", "4", "1", "0.5")]
     category = runs[0].result("collapse")["categories"]["homophones"]
-    category["collapse_set"] = [[]] + [[0, 1]] * 11
-    for values in category["ffn"].values():
+    category["ffn"]["members"] = [[]] + [[0, 1]] * 11
+    for values in list(category["ffn"].values())[1:]:
         values[:] = [[1.0] * 12, [3.0] * 12]
     (first, middle, last) = FIGURES["collapse"].tables(runs)[0].rows
     assert [row[0].split()[-1] for row in (first, middle, last)] == ["1", "6", "11"]
@@ -349,3 +346,16 @@ def test_a_result_of_the_wrong_shape_is_named(plant, tmp_path, layers):
     run.result("routing")["by_layer"] = layers
     with pytest.raises(ValueError, match=r"results/routing\.json of .*make it again"):
         write(FIGURES["routing"], [run], tmp_path / "out")
+
+
+@pytest.mark.parametrize("key", ["tokens", "tokens_by_decile"])
+def test_losses_on_other_tokens_are_not_compared(two_runs, key):
+    from tide_lm.report import overview
+
+    base, tide = open_runs(two_runs)
+    assert {item.text for item in overview.headlines([base, tide])} == {"the held-out text"}
+    other = tide.losses["validation"]
+    other[key] = 77 if key == "tokens" else [7] * 10
+    assert {item.text for item in overview.headlines([base, tide])} == {"wiki"}
+    tide.losses["wiki"]["sha256"] = "cd" * 32
+    assert overview.headlines([base, tide]) == []

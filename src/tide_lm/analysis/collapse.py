@@ -4,7 +4,8 @@ Templates end where the token stands, so that the states of two tokens differ by
 W words, L layers, D hidden.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +28,8 @@ def collapse(
 ) -> dict[str, Any]:
     """Distances by category, pair and layer, raw and over the mean norm; who has collapsed; the FFN's bound.
 
-    A pair has collapsed in a layer if its states, averaged over templates, are nearer than `delta` times
-    their mean norm.
+    A pair has collapsed after a layer if its states, averaged over templates, are nearer than `delta` times
+    their mean norm; and before a layer's FFN, if that holds for the FFN's inputs.
     """
     categories = {}
     for name, pairs in PAIRS.items():
@@ -54,12 +55,11 @@ def category(
         return result
     distance_PL, relative_PL, mean_WLD, inputs_WLD = _measure(model, tokenizer, usable, templates)
     apart_PL, norm_PL = _distance_and_norm(mean_WLD)
-    member_PL = apart_PL <= delta * norm_PL
     return result | {
         "distance": distance_PL.tolist(),
         "relative": relative_PL.tolist(),
-        "collapse_set": [torch.nonzero(member_P).flatten().tolist() for member_P in member_PL.T],
-        "ffn": _ffn(model, inputs_WLD) if inputs_WLD is not None and _has_gated_ffn(model) else None,
+        "collapse_set": _members(apart_PL <= delta * norm_PL),
+        "ffn": None if inputs_WLD is None else _ffn(model, inputs_WLD, delta),
     }
 
 
@@ -78,18 +78,17 @@ def _measure(
         by_length: dict[int, list[int]] = {}
         for word, sequence in enumerate(ids):
             by_length.setdefault(len(sequence), []).append(word)
-        found: list[Any] = [None] * len(ids)
+        seen: list[tuple[torch.Tensor, ...]] = [()] * len(ids)
         for words in by_length.values():
             batch = torch.tensor([ids[word] for word in words], device=model.device)
-            for word, *seen in zip(words, *last_states(model, batch), strict=True):
-                found[word] = seen
-        states_WLD = torch.stack([seen[0] for seen in found])
+            for word, *tensors in zip(words, *last_states(model, batch), strict=True):
+                seen[word] = tuple(tensors)
+        states_WLD, *inputs_WLD = (torch.stack(tensors) for tensors in zip(*seen, strict=True))
         apart_PL, norm_PL = _distance_and_norm(states_WLD)
         distance.append(apart_PL)
         relative.append(apart_PL / norm_PL.clamp(min=torch.finfo(norm_PL.dtype).tiny))
         states.append(states_WLD)
-        if len(found[0]) > 1:
-            inputs.append(torch.stack([seen[1] for seen in found]))
+        inputs += inputs_WLD
 
     def mean(values: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(values).mean(0)
@@ -98,36 +97,40 @@ def _measure(
 
 
 def last_states(model: PreTrainedModel, ids_WT: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The state of the last token after each layer, W x L x D, and the input of each FFN, if it is known.
+    """The state of the last token after each layer, W x L x D, and the input of each FFN if it is gated.
 
     Of a model whose layers are not known the states are those it returns, the last one after its final norm.
     """
     check_ids(ids_WT, model.get_input_embeddings().num_embeddings)
     layers = getattr(model.base_model, "layers", None)
-    if layers is None:
-        states = model(ids_WT, output_hidden_states=True, use_cache=False).hidden_states[1:]
-        return (torch.stack([state[:, -1].float() for state in states], 1),)
-    with _watching(layers) as seen:
-        model(ids_WT, use_cache=False)
-    return tuple(torch.stack(found, 1) for found in seen.values() if len(found) == len(layers))
+    with _watching(layers or []) as (states, inputs):
+        returned = model.base_model(ids_WT, output_hidden_states=True, use_cache=False).hidden_states[1:]
+    if layers is None or any(state.ndim != 3 for state in states):
+        alike = [
+            state for state in returned if state.shape == returned[0].shape
+        ]  # OPT's last may be narrower
+        return (torch.stack([state[:, -1].float() for state in alike], 1),)
+    found = [states, inputs] if _has_gated_ffn(layers) else [states]
+    return tuple(torch.stack([tensor[:, -1].float() for tensor in tensors], 1) for tensors in found)
 
 
 @contextmanager
-def _watching(layers: nn.ModuleList) -> Iterator[dict[str, list[torch.Tensor]]]:
-    seen: dict[str, list[torch.Tensor]] = {"states": [], "inputs": []}
+def _watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """What comes out of the layers, and what goes into their FFNs."""
+    states: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def after_layer(module: nn.Module, arguments: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        seen["states"].append(hidden[:, -1].float())
+        states.append(output[0] if isinstance(output, tuple) else output)
 
     def before_ffn(module: nn.Module, arguments: Any) -> None:
-        seen["inputs"].append(arguments[0][:, -1].float())
+        inputs.append(arguments[0])
 
     hooks = [layer.register_forward_hook(after_layer) for layer in layers]
     ffns = [layer.get_submodule("mlp") for layer in layers if hasattr(layer, "mlp")]
     hooks += [ffn.register_forward_pre_hook(before_ffn) for ffn in ffns]
     try:
-        yield seen
+        yield states, inputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -149,30 +152,39 @@ def _distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return torch.linalg.vector_norm(first - second, dim=-1), (norms[0::2] + norms[1::2]) / 2
 
 
-def _has_gated_ffn(model: PreTrainedModel) -> bool:
-    """The FFN of Llama and its kin, a function of one state; experts are another matter."""
+def _has_gated_ffn(layers: nn.ModuleList) -> bool:
+    """The FFN of Llama and its kin, a function of one state; experts and quantised ones are not."""
+    ffns = [getattr(layer, "mlp", nn.Identity()) for layer in layers]
     return all(
-        hasattr(layer.mlp, "down_proj") and hasattr(layer.mlp, "gate_proj")
-        for layer in model.base_model.layers
+        hasattr(ffn, "down_proj")
+        and hasattr(ffn, "gate_proj")
+        and all(weight.is_floating_point() for weight in ffn.parameters())
+        for ffn in ffns
     )
 
 
-def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor) -> dict[str, Any]:
+def _members(near_PL: torch.Tensor) -> list[list[int]]:
+    """By layer, the pairs that are near."""
+    return [torch.nonzero(near_P).flatten().tolist() for near_P in near_PL.T]
+
+
+def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor, delta: float) -> dict[str, Any]:
     """By pair and layer: how far apart the FFN's inputs are, its largest slope found between them, their
-    product, and how far apart its outputs are."""
+    product, and how far apart its outputs are; and by layer the pairs that have collapsed before it."""
+    apart_PL, norm_PL = _distance_and_norm(inputs_WLD)
     found: dict[str, list[torch.Tensor]] = {"input_distance": [], "slope": [], "bound": [], "separation": []}
     for layer, inputs_WD in zip(model.base_model.layers, inputs_WLD.unbind(1), strict=True):
-        ffn = layer.mlp
-        words_WD = inputs_WD.to(next(ffn.parameters()).dtype)
-        first, second = words_WD[0::2], words_WD[1::2]
-        apart_P = torch.linalg.vector_norm((first - second).float(), dim=-1)
+        ffn = copy.deepcopy(layer.mlp).float()  # in bfloat16, near states would differ by rounding alone
+        first, second = inputs_WD[0::2], inputs_WD[1::2]
+        apart_P = torch.linalg.vector_norm(first - second, dim=-1)
         slope_P = largest_slope(ffn, first, second)
-        separation_P = torch.linalg.vector_norm((ffn(first) - ffn(second)).float(), dim=-1)
+        separation_P = torch.linalg.vector_norm(ffn(first) - ffn(second), dim=-1)
         for values, value_P in zip(
             found.values(), (apart_P, slope_P, slope_P * apart_P, separation_P), strict=True
         ):
             values.append(value_P)
-    return {name: torch.stack(values, 1).tolist() for name, values in found.items()}
+    by_pair = {name: torch.stack(values, 1).tolist() for name, values in found.items()}
+    return {"members": _members(apart_PL <= delta * norm_PL), **by_pair}
 
 
 def largest_slope(
@@ -187,10 +199,9 @@ def largest_slope(
     points = (first_PD + shares * (second_PD - first_PD)).flatten(0, 1)
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(points.shape, generator=generator).to(points)
-    norm = torch.zeros(len(points), device=points.device)
     for _ in range(ITERATIONS):
         direction = torch.nn.functional.normalize(direction, dim=-1)
         pushed = torch.func.jvp(function, (points,), (direction,))[1]
-        norm = torch.linalg.vector_norm(pushed.float(), dim=-1)
+        norm = torch.linalg.vector_norm(pushed, dim=-1)
         (direction,) = torch.func.vjp(function, points)[1](pushed)
     return norm.view(POINTS, -1).amax(0)

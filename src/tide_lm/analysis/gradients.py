@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from tide_lm.analysis.by_bin import decile_means
@@ -19,7 +20,10 @@ def gradients(run: Path, bins: FrequencyBins) -> dict[str, Any]:
     path = run / "results" / "gradients.safetensors"
     if not path.exists():
         raise ValueError(f"{run} recorded no gradients: train with --set train.record_gradients=true")
-    used = load_file(path)
+    try:
+        used = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): train again, or put it back") from error
     found: dict[str, Any] = {
         name: decile_means(used[name], bins) for name in ("embedding_input", "embedding_head")
     }

@@ -32,7 +32,7 @@ def routing(
     for ids, predicted in read(text, text_field, subject.tokenizer, subject.vocabulary, apart, TextSize()):
         # The inputs of predicted tokens: all but what fills a row up, and a document's last token.
         inputs_BT, taken_BT = ids[:, :-1].to(model.device), predicted[:, 1:].to(model.device)
-        weights = model(inputs_BT, use_cache=False, output_router_weights=True).router_weights
+        weights = model.model(inputs_BT, use_cache=False, output_router_weights=True)["router_weights"]
         row_N = rows_V[inputs_BT[taken_BT]]
         member_RN = (row_N == torch.arange(BINS + 1, device=model.device).unsqueeze(1)).double()
         for layer, weights_BTS in enumerate(weights):

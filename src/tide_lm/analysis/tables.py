@@ -18,13 +18,19 @@ NEIGHBOURS = 10
 
 
 def directions(model: TideForCausalLM, table: int, ids: torch.Tensor) -> torch.Tensor:
-    """Unit rows of E (table 0) or of M_k (table k, from 1), as layers receive them: with norm and gain."""
+    """Unit rows of E (table 0) or of M_k (table k, from 1), as layers receive them: with their gain.
+
+    The norm before the gain changes no direction.
+    """
     if table == 0:
-        rows_ND = model.get_input_embeddings().weight[ids]
+        rows_ND = model.get_input_embeddings().weight[ids].float()
     else:
-        assert model.model.memory is not None
-        rows_ND = model.model.memory(ids[None]).rows_UKD[:, table - 1]
-    return torch.nn.functional.normalize(rows_ND.float(), dim=-1)
+        memory = model.model.memory
+        assert memory is not None
+        rows_ND = memory.weight[ids, table - 1].float() * memory.norm.weight[table - 1].float()
+    if not rows_ND.isfinite().all():
+        raise ValueError(f"{names(model)[table]} has rows that are not finite: its weights are damaged")
+    return torch.nn.functional.normalize(rows_ND, dim=-1)
 
 
 def names(model: TideForCausalLM) -> list[str]:
@@ -85,7 +91,7 @@ def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tenso
 
 def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
     first, second = set(a), set(b)
-    return len(first & second) / len(first | second)
+    return len(first & second) / max(len(first | second), 1)
 
 
 def _overlap(found: list[np.ndarray]) -> dict[str, Any]:

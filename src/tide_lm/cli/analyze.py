@@ -55,6 +55,8 @@ READS = {
     What.footprint: set(),
 }
 
+OF_MEMORY = {What.routing, What.layer_drop, What.distances, What.neighbours}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -62,6 +64,7 @@ class Options:
     delta: float = 0.1
     words: Sequence[str] = ()
     tokens: float = 200e9
+    train_batch: int = 8
     sequence: int = 2048
 
 
@@ -99,7 +102,12 @@ def command(
     if not math.isfinite(tokens + delta):
         raise typer.BadParameter(f"--tokens is {tokens} and --delta {delta}: give finite numbers")
     options = Options(
-        Reading(named_texts(text), text_field, window, stride, batch), delta, token or (), tokens, sequence
+        Reading(named_texts(text), text_field, window, stride, batch),
+        delta,
+        token or (),
+        tokens,
+        train_batch=batch,
+        sequence=sequence,
     )
     if what is What.routing and len(options.reading.texts) > 1:
         raise typer.BadParameter("routing reads one text: give --text once")
@@ -132,6 +140,8 @@ def analyze(
 
 def _look(what: What, subject: "Subject", options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
     reading = options.reading
+    if what in OF_MEMORY:
+        subject.check_memory()
     match what:
         case What.norms:
             from tide_lm.analysis.norms import norms
@@ -140,7 +150,7 @@ def _look(what: What, subject: "Subject", options: Options, tell: Callable[[str]
         case What.updates:
             from tide_lm.analysis.updates import updates
 
-            return updates(subject.bins, options.tokens, reading.batch, options.sequence)
+            return updates(subject.bins, options.tokens, options.train_batch, options.sequence)
         case What.gradients:
             from tide_lm.analysis.gradients import gradients
 

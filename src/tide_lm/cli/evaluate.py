@@ -143,8 +143,13 @@ def _on_texts(model: str, run: Path | None, counts: Path | None, reading: Readin
 
     subject = open_subject(model, counts=counts, run=run)
     runs.results_folder(subject.run)
+    if subject.frequencies is None and subject.data is not None:
+        where = subject.data.absolute()
+        typer.echo(f"no loss by decile: the run's data are not at {where}; give --counts", err=True)
+    earlier = _earlier_texts(subject)
     found = _evaluate(subject, reading)
-    _wrote(subject.write("perplexity", {"texts": _earlier_texts(subject) | found}))
+    made = {name: {**text, "provenance": runs.provenance()} for name, text in found.items()}
+    _wrote(subject.write("perplexity", {"texts": earlier | made}))
     return {"texts": found}
 
 
@@ -169,11 +174,13 @@ def _evaluate(subject: "Subject", reading: Reading) -> dict[str, Any]:
 
 def _earlier_texts(subject: "Subject") -> dict[str, Any]:
     """What was measured before of the same model, on other texts."""
-    path = subject.run / "results" / "perplexity.json"
-    if subject.step is not None or not path.exists():
+    path = subject.result("perplexity")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        same = Path(found["subject"]["model"]).resolve() == Path(subject.path).resolve()
+        return found["texts"] if same else {}
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found.get("texts", {}) if found.get("subject", {}).get("model") == subject.path else {}
 
 
 def _over_checkpoints(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
@@ -187,18 +194,19 @@ def _over_checkpoints(model: str, run: Path | None, counts: Path | None, reading
     runs.results_folder(run or owner)
     points, found = [], {}
     for step in steps:
-        if fault := checkpoint.find_fault(checkpoint.at(folder, step)):
-            typer.echo(f"step {step:,} is left out: its checkpoint is damaged ({fault})", err=True)
-            continue
         typer.echo(f"step {step:,} ...", err=True)
-        subject = open_subject(str(owner), step=step, counts=counts)
+        try:
+            subject = open_subject(str(owner), step=step, counts=counts)
+        except checkpoint.DamagedError as error:
+            typer.echo(f"left out: {error}", err=True)
+            continue
         found = _evaluate(subject, reading)
         perplexities = {name: text["perplexity"] for name, text in found.items()}
         points.append({"step": step, "tokens": subject.tokens, "perplexity": perplexities})
     if not points:
         raise ValueError(f"every checkpoint of {model} is damaged: put one back")
     how = {
-        name: {key: text[key] for key in ("source", "bytes", "window", "stride")}
+        name: {key: text[key] for key in ("source", "sha256", "tokens", "bytes", "window", "stride")}
         for name, text in found.items()
     }
     result = {"points": points, "texts": how}

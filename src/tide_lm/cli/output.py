@@ -26,9 +26,10 @@ def print_table(
         title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1)
     )
     for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position and numbers else "left", overflow="fold")
+        table.add_column(escape(column), justify="right" if position and numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     console = Console()
-    console.width = max(console.width, 80)  # in a narrower one, numbers would be cut
+    # In a narrow one, numbers would be cut; and a file has no width.
+    console.width = max(console.width, 80) if console.is_terminal else 120
     console.print(table)

@@ -14,6 +14,7 @@ SECONDS_BETWEEN_LINES = 30
 def working(title: str) -> Iterator[Callable[[str], None]]:
     """Gives `tell(what)`, shown behind the title on a terminal; elsewhere a line now and then."""
     from rich.console import Console
+    from rich.markup import escape
 
     if not sys.stderr.isatty():
         typer.echo(f"{title} ...", err=True)
@@ -27,8 +28,8 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
 
         yield tell
         return
-    with Console(stderr=True).status(f"{title} ...") as status:
-        yield lambda what: status.update(f"{title}: {what}")
+    with Console(stderr=True).status(escape(f"{title} ...")) as status:
+        yield lambda what: status.update(escape(f"{title}: {what}"))
 
 
 @contextmanager

@@ -72,18 +72,19 @@ class Reading:
                 sources.parts(str(path), self.text_field)
         if self.texts:
             return self.texts
-        if subject.data is None:
+        if subject.data is None or not subject.data.exists():
+            where = f" at {subject.data.absolute()}" if subject.data else " known"
             raise typer.BadParameter(
-                f"the data that {subject.name} was trained on are not known: give --text"
+                f"the data that {subject.name} was trained on are not{where}: give --text"
             )
         return {"held-out": subject.data}
 
     def windows_of(self, subject: "Subject") -> "Windows":
         from tide_lm.evaluate.perplexity import Windows
 
-        longest = getattr(subject.config.get_text_config(), "max_position_embeddings", 2048)
-        size = self.window or subject.sequence or min(longest, 2048)
-        if size > longest:
+        longest = getattr(subject.config.get_text_config(), "max_position_embeddings", None)
+        size = self.window or subject.sequence or min(longest or 2048, 2048)
+        if longest is not None and size > longest:
             raise typer.BadParameter(
                 f"--window is {size:,}, and {subject.name} can take {longest:,} tokens: give at most that"
             )

@@ -1,10 +1,14 @@
-"""Perplexity of a text in strided windows: a long text costs no more memory than a short one.
+"""Perplexity of a text in strided windows.
+
+A long text costs no more memory than a short one, if its tokenizer may take it line by line: byte-level ones
+may. Those that mark the beginning of a text take a document whole.
 
 A document is BOS, or else EOS, if the tokenizer has one, and its tokens. Windows of W tokens start every S
 tokens, and each predicts the tokens that no window before has: every token once, from at least W - S before
 it, except at the beginning of a document. B windows of a batch, T tokens, N predicted ones.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -198,8 +202,10 @@ def perplexity(
     size = TextSize()
     vocabulary = model.get_input_embeddings().num_embeddings
     losses = LossByBin(bins or FrequencyBins.none(vocabulary))
+    seen = hashlib.sha256()
     tokens = 0
     for ids, predicted in read(text, text_field, tokenizer, vocabulary, windows, size):
+        seen.update(ids[predicted].numpy().tobytes())
         ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
         found = token_losses(model, ids[:, :-1], ids[:, 1:], **options)
         losses.add(found[predicted], ids[:, 1:][predicted])
@@ -211,6 +217,7 @@ def perplexity(
         raise ValueError(f"the loss on {text} is {result['loss']}: the model's weights are damaged")
     summary = {
         "source": str(text),
+        "sha256": seen.hexdigest(),  # of the predicted ids
         "perplexity": _exp(result["loss"]),
         "word_perplexity": _exp(nats / size.words) if size.words else None,
         "bits_per_byte": nats / math.log(2) / size.bytes if size.bytes else None,

@@ -11,20 +11,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from tide_lm import checkpoint
+from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
-from tide_lm.data.tokenizers import fingerprint
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.runs import RunDirectory, write_result
 
@@ -52,7 +49,10 @@ class Subject:
     @cached_property
     def model(self) -> PreTrainedModel:
         """With its weights, which are not read before they are asked for."""
-        return self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        model = self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        if not _is_causal(model):
+            raise ValueError(f"{self.name} sees the tokens that follow: give a causal language model")
+        return model
 
     @property
     def vocabulary(self) -> int:
@@ -61,18 +61,22 @@ class Subject:
     @property
     def bins(self) -> FrequencyBins:
         if self.frequencies is None:
+            missing = f" (its data, {self.data.absolute()}, are not here)" if self.data else ""
             raise ValueError(
-                f"how often each token occurs is not known for {self.name}: give --counts, prepared data or "
-                "a file of counts"
+                f"how often each token occurs is not known for {self.name}{missing}: give --counts, prepared "
+                "data or a file of counts"
             )
         return self.frequencies
 
     @property
     def tide(self) -> TideForCausalLM:
         """The model, if it has memory."""
+        self.check_memory()
+        return self.model
+
+    def check_memory(self) -> None:
         if not isinstance(self.config, TideConfig) or not self.config.num_memory_blocks:
             raise ValueError(f"{self.name} has no memory, which this needs: give a TIDE model")
-        return self.model
 
     def write(self, what: str, result: dict[str, Any]) -> Path:
         """Writes a result that says whose it is; a checkpoint's does not take the place of the run's."""
@@ -80,9 +84,13 @@ class Subject:
             json.dumps(result, allow_nan=False)
         except ValueError as error:
             raise ValueError(f"{what} of {self.name} is not finite: its weights are damaged") from error
-        name = what if self.step is None else f"{what}-{self.step:08d}"
         whose = {"model": self.path, "step": self.step, "tokens": self.tokens}
-        return write_result(self.run, name, {"subject": whose, **result})
+        return write_result(self.run, self.result(what).stem, {"subject": whose, **result})
+
+    def result(self, what: str) -> Path:
+        """Where a result is written."""
+        name = what if self.step is None else f"{what}-{self.step:08d}"
+        return self.run / "results" / f"{name}.json"
 
 
 def open_subject(
@@ -101,7 +109,8 @@ def open_subject(
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = _frequencies(counts, tokenizer, config)
         place = run or Path("runs") / name
-        return Subject(name, model, place, config, lambda: _load_folder(model), tokenizer, frequencies)
+        _check_place(place, model)
+        return Subject(name, model, place, config, partial(_load_folder, model), tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}
     data = Path(settings["data"]["path"])
     state: dict[str, Any] = {}
@@ -114,23 +123,23 @@ def open_subject(
         path = _whole_checkpoint(owner, step)
         state = checkpoint.read_state(path)
         config = TideConfig.from_dict(state["model"])
-        tokenizer = AutoTokenizer.from_pretrained(_prepared(data) / "tokenizer")
+        tokenizer = tokenizers.load(str(_prepared(data) / "tokenizer"))
         load = partial(_load_checkpoint, path, config)
     if counts is None and data.exists():
         counts = data
     return Subject(
-        owner.resolve().name,
-        model,
-        run or owner,
-        config,
-        load,
-        tokenizer,
-        _frequencies(counts, tokenizer, config),
-        owner,
-        settings["data"]["sequence"],
-        data if data.exists() else None,
-        state.get("step") if step is not None else None,
-        state.get("tokens"),
+        name=owner.resolve().name,
+        path=model,
+        run=run or owner,
+        config=config,
+        load=load,
+        tokenizer=tokenizer,
+        frequencies=_frequencies(counts, tokenizer, config),
+        owner=owner,
+        sequence=settings["data"]["sequence"],
+        data=data,
+        step=state.get("step") if step is not None else None,
+        tokens=state.get("tokens"),
     )
 
 
@@ -153,6 +162,17 @@ def _is_run(folder: Path) -> bool:
         return False
 
 
+def _check_place(run: Path, model: str) -> None:
+    """That no other model has its results there: two folders may have one name."""
+    for path in (run / "results").glob("*.json"):
+        try:
+            other = json.loads(path.read_text(encoding="utf-8"))["subject"]["model"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if Path(other).resolve() != Path(model).resolve():
+            raise ValueError(f"{run} holds results of {other}: give another place for {model} with --run")
+
+
 def _check_exists(model: str) -> None:
     """A name on the Hub is at most OWNER/NAME, and its owner is no folder here."""
     path = Path(model)
@@ -161,19 +181,19 @@ def _check_exists(model: str) -> None:
 
 
 def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """No code of the folder runs."""
+    """No code of the folder runs, and nothing is unpickled."""
     with _naming(folder):
-        config = AutoConfig.from_pretrained(folder)
-        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise ValueError(f"{config.model_type} is no causal language model")
-        if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-            raise ValueError(f"{config.model_type} sees the tokens that follow")
-        return config, AutoTokenizer.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if config.is_encoder_decoder:
+            raise ValueError(f"{config.model_type} has an encoder too, and is no causal language model")
+        return config, tokenizers.load(str(Path(folder).absolute()) if Path(folder).exists() else folder)
 
 
 def _load_folder(folder: str) -> PreTrainedModel:
     with _naming(folder):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", trust_remote_code=False, use_safetensors=True
+        )
 
 
 @contextmanager
@@ -185,6 +205,15 @@ def _naming(folder: str) -> Iterator[None]:
             f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "
             "folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
         ) from error
+
+
+@torch.no_grad()
+def _is_causal(model: PreTrainedModel) -> bool:
+    """Whether earlier logits stay as they are when the last token changes."""
+    ids_BT = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
+    one, other = (model(ids_BT[row : row + 1], use_cache=False).logits[:, :-1].float() for row in (0, 1))
+    rounding = 1e-5 if model.dtype == torch.float32 else 1e-2
+    return bool((one - other).abs().max() <= rounding * one.abs().max())
 
 
 def _whole_checkpoint(run: Path, step: int | None) -> Path:
@@ -199,7 +228,9 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
         raise ValueError(f"{run} has no checkpoint of step {step}: it has {', '.join(map(str, found))}")
     path = checkpoint.at(folder, step)
     if fault := checkpoint.find_fault(path):
-        raise ValueError(f"{path} is damaged ({fault}): choose another step of {', '.join(map(str, found))}")
+        raise checkpoint.DamagedError(
+            f"{path} is damaged ({fault}): choose another step of {', '.join(map(str, found))}"
+        )
     return path
 
 
@@ -227,7 +258,7 @@ def _frequencies(
     if counts is None:
         return None
     if counts.is_dir():
-        if Manifest.read(counts).tokenizer_sha256 != fingerprint(tokenizer):
+        if Manifest.read(counts).tokenizer_sha256 != tokenizers.fingerprint(tokenizer):
             raise ValueError(
                 f"{counts} was prepared with another tokenizer than the model's: count with that"
             )

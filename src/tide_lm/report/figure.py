@@ -73,7 +73,8 @@ class Figure:
         try:
             for what, keys in self.needs.items():
                 run.result(what, *keys)
-            self.check(run)
+            with self.naming([run]):
+                self.check(run)
         except MissingError as error:
             return str(error)
         return None

@@ -18,9 +18,10 @@ ROWS = {
 
 
 class Headline(NamedTuple):
-    """A difference in held-out loss to the first run."""
+    """A difference in loss to the first run."""
 
     run: str
+    text: str
     group: str
     change: float
     losses: str
@@ -126,21 +127,24 @@ def headlines(runs: Runs) -> list[Headline]:
             apart = change(now["loss"], before["loss"])
             if apart is not None:
                 told = f"{nats(now['loss'])} against {nats(before['loss'])}"
-                found.append(Headline(run.name, group, apart, told))
+                text = "the held-out text" if source == "validation" else source
+                found.append(Headline(run.name, text, group, apart, told))
     return found
 
 
 def origins(run: Run) -> list[Origin]:
     """Commands in the order of their files, those of one environment together."""
     grouped: dict[str, Origin] = {}
-    for name, result in run.results.items():
+    made_of = {f"results/{name}.json": result for name, result in run.results.items() if name != "perplexity"}
+    made_of |= {f"results/perplexity.json, {name}": text for name, text in run.texts.items()}
+    for name, result in made_of.items():
         made = result.get("provenance")
         if made is None:
             continue
         environment = _environment(made)
         origin = grouped.setdefault(json.dumps(environment), Origin(environment, []))
         seed = "" if made.get("seed") is None else f", seed {made['seed']}"
-        origin.commands.append((f"results/{name}.json{seed}", made.get("command", "not known")))
+        origin.commands.append((f"{name}{seed}", made.get("command", "not known")))
     return list(grouped.values())
 
 

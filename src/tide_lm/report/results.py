@@ -174,8 +174,9 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether losses compare: measured on as many bytes, in the same windows."""
-    return len({tuple(result.get(key) for key in ("bytes", "window", "stride")) for result in results}) == 1
+    """Whether perplexities compare: of the same tokens, in the same windows."""
+    keys = ("sha256", "tokens", "window", "stride")
+    return len({tuple(result.get(key) for key in keys) for result in results}) == 1
 
 
 def alike(runs: Sequence[Run], what: str, key: str) -> dict[str, Run]:
@@ -205,9 +206,11 @@ def _check(name: str, found: Any) -> None:
     """Raises unless all that is read outside of figures is as the commands write it."""
     if not isinstance(found, dict):
         raise TypeError(f"{type(found).__name__}, and no result")
-    made = found.get("provenance", {})
-    for part in (made.get("versions", {}), made.get("machine", {}), found.get("subject", {})):
-        part.keys()
+    found.get("subject", {}).keys()
+    for made in (found, *(found["texts"].values() if name == "perplexity" else ())):
+        origin = made.get("provenance", {})
+        for part in (origin.get("versions", {}), origin.get("machine", {})):
+            part.keys()
     if name == "validation":
         _check_losses(found)
     if name == "perplexity":

@@ -56,26 +56,29 @@ def _heatmap_panel(run: Run, name: str, category: dict[str, Any], measure: str) 
 
 
 def _members_tables(runs: Runs) -> list[Table]:
-    """The FFN of the pairs in C_delta, where a run has any."""
+    """The FFN of the pairs that have collapsed before it, where a run has any."""
     tables = []
     for run in runs:
         categories = _categories(run).items()
         rows = [row for name, category in categories if category["ffn"] for row in _members(name, category)]
-        caption = f"{run.name}: the FFN of pairs nearer than {_delta(run)} of their norm, means over pairs"
+        caption = (
+            f"{run.name}: the FFN of pairs whose inputs are nearer than {_delta(run)} of their norm, means"
+        )
         columns = ["", "pairs", "input distance", "slope, at least", "bound from it", "separation"]
         tables += [Table(caption, columns, rows)] if rows else []
     return tables
 
 
 def _members(name: str, category: dict[str, Any]) -> list[tuple[str, ...]]:
-    layers = [layer for layer, members in enumerate(category["collapse_set"]) if members]
+    ffn = category["ffn"]
+    layers = [layer for layer, members in enumerate(ffn["members"]) if members]
     if len(layers) > LAYERS_SHOWN:
         layers = [layers[0], layers[len(layers) // 2], layers[-1]]
     rows = []
     for layer in layers:
-        members = category["collapse_set"][layer]
+        members = ffn["members"][layer]
         means = (
-            fmean(category["ffn"][key][pair][layer] for pair in members)
+            fmean(ffn[key][pair][layer] for pair in members)
             for key in ("input_distance", "slope", "bound", "separation")
         )
         rows.append((f"{name}, layer {layer}", f"{len(members)}", *(f"{mean:.3g}" for mean in means)))

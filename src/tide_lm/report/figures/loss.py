@@ -34,9 +34,14 @@ def _has_losses(run: Run) -> None:
 
 
 def sources(runs: Runs) -> list[str]:
-    """The texts on which all of the runs were measured by decile, in the same way."""
-    names = shared(run.losses for run in runs)
-    return [name for name in names if same_text([run.losses[name] for run in runs])]
+    """The texts on which all of the runs were measured, in the same windows and with the same deciles."""
+    found = []
+    for name in shared(run.losses for run in runs):
+        losses = [run.losses[name] for run in runs]
+        deciles = [text["tokens_by_decile"] for text in losses]
+        if same_text(losses) and all(tokens == deciles[0] for tokens in deciles):
+            found.append(name)
+    return found
 
 
 def change(value: float | None, reference: float | None) -> float | None:

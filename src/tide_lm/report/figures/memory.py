@@ -17,8 +17,8 @@ from tide_lm.report.drawing import (
     sequence,
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs
-from tide_lm.report.results import Run, alike
-from tide_lm.report.wording import NOT_MEASURED, TOO_LARGE, ends, gigabytes, percent, short, steps
+from tide_lm.report.results import MissingError, Run, alike
+from tide_lm.report.wording import NOT_MEASURED, ends, gigabytes, percent, short, steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,6 +202,11 @@ def _routing_panels(run: Run) -> list[Panel]:
     ]
 
 
+def _has_deciles(run: Run) -> None:
+    if not any(run.result("routing", "by_layer")["by_layer"][-1][:10]):
+        raise MissingError(f"the text of {run.path} has no token in a decile: {run.cure('routing')}")
+
+
 def _compare_routing(runs: Runs) -> list[Comparison]:
     def last(run: Run) -> list[Any]:
         return run.result("routing")["by_layer"][-1]
@@ -242,6 +247,7 @@ ROUTING = Figure(
     says="Mean router weights by the frequency of the input token; the null bank adds nothing, so its weight "
     "is the share that a layer declines. An untrained router gives every slot about 1 / (K + 1).",
     needs={"routing": ("by_layer", "tokens", "text")},
+    check=_has_deciles,
     panels=lambda runs: [panel for run in runs for panel in _routing_panels(run)],
     compare=_compare_routing,
 )
@@ -280,11 +286,8 @@ def _compare_drop(runs: Runs) -> list[Comparison]:
         return "; ".join(told) or f"{NOT_MEASURED}: it has fewer layers"
 
     def any_layer(run: Run) -> str:
-        told = []
-        for name, text in run.result("layer-drop")["texts"].items():
-            without = text["without_any"]
-            told.append(f"{name} {TOO_LARGE if without is None else percent(without / text['full'] - 1)}")
-        return "; ".join(told)
+        texts = run.result("layer-drop")["texts"].items()
+        return "; ".join(f"{name} {percent(text['without_any'] / text['full'] - 1)}" for name, text in texts)
 
     rows = [
         Comparison(
