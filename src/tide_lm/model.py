@@ -41,11 +41,13 @@ class Memory(NamedTuple):
     """What every layer receives: normalised rows, and which of them belongs to each position.
 
     Without an index there is one row per position, in order. Made outside the model (deduplicated, read
-    from a store, exchanged between ranks) it is passed to `forward` as `memory=`.
+    from a store, exchanged between ranks) it is passed to `forward` as `memory=`. With sinks, one a layer,
+    the gradient of the rows does not come back through them (see ops.memory_rows).
     """
 
     rows_UKD: torch.Tensor
     index_BT: torch.Tensor | None = None
+    sinks: tuple[ops.Sink, ...] = ()
 
 
 class MemoryNorm(nn.Module):
@@ -96,6 +98,14 @@ class MemoryRouter(nn.Linear):
     def __init__(self, config: TideConfig) -> None:
         super().__init__(config.hidden_size, config.num_memory_blocks + 1, bias=False)
 
+    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
+        slots = self.out_features
+        if n_BTD.device.type != "cuda" or slots % 8 == 0:
+            return super().forward(n_BTD)
+        # Rows of 16 bytes: a product of 9 columns takes twice as long as one of 16.
+        padded = nn.functional.pad(self.weight, (0, 0, 0, -slots % 8))
+        return nn.functional.linear(n_BTD, padded)[..., :slots]
+
 
 class RouterWeights(nn.Module):
     """`alpha = softmax(W_r n~)`: a module, so that transformers can record what it returns."""
@@ -121,6 +131,20 @@ class TideDecoderLayer(LlamaDecoderLayer):
         output_router_weights: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
+        sink = memory.sinks[self.layer_idx] if memory.sinks else None
+        drop = self.layer_idx in drop_memory_layers
+        return self.block(hidden_states, memory, sink, drop, output_router_weights, **kwargs)
+
+    def block(
+        self,
+        hidden_states: torch.Tensor,
+        memory: Memory,
+        sink: ops.Sink | None,
+        drop: bool,
+        output_router_weights: bool,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """The layer without its number, so that one compiled graph serves all layers."""
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         h = hidden_states + attended
         n = self.post_attention_layernorm(h)
@@ -128,9 +152,9 @@ class TideDecoderLayer(LlamaDecoderLayer):
         logits = self.router(n)
         if output_router_weights:  # before the drop: what the layer would have drawn is of interest too
             self.router_weights(logits)
-        if self.layer_idx in drop_memory_layers:
+        if drop:
             return h
-        return ops.memory_mix(h, logits, *memory)
+        return ops.memory_mix(h, logits, memory.rows_UKD, memory.index_BT, sink)
 
 
 class TideModel(TidePreTrainedModel, LlamaModel):

@@ -1,7 +1,14 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 65])
@@ -47,6 +54,7 @@ def test_without_gradients_none_are_made():
     assert not loss.objective.requires_grad
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter makes copies of its own")
 def test_no_tensor_of_all_logits_is_ever_made():
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,3 +76,14 @@ def test_no_tensor_of_all_logits_is_ever_made():
             hidden, head, torch.zeros(tokens, dtype=torch.long), 1e-4, chunk
         ).objective.backward()
     assert chunk * vocab <= largest < tokens * vocab / 4
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the one that starts it")
+def test_the_kernel_gives_the_same():
+    pytest.importorskip("triton", reason="triton is not installed")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TIDE_LM_KERNELS": "triton"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from tide_lm.ops.kernels import use_triton
+
 
 class Loss(NamedTuple):
     objective: torch.Tensor  # what is minimised: mean cross-entropy and z-loss
@@ -20,9 +22,11 @@ def chunked_cross_entropy(
     head_VD: torch.Tensor,
     targets_N: torch.Tensor,
     z_loss: float = 0.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
 ) -> Loss:
     """`mean(-log p(target)) + z_loss * mean(log Z ^ 2)`, in float32; products in autocast's precision."""
+    # On a GPU larger ones, so that the head's gradient is added to less often.
+    chunk = chunk or (4096 if hidden_ND.device.type == "cuda" else 1024)
     learning = torch.is_grad_enabled() and (hidden_ND.requires_grad or head_VD.requires_grad)
     return Loss(*_ChunkedCrossEntropy.apply(hidden_ND, head_VD, targets_N, z_loss, chunk, learning))
 
@@ -50,16 +54,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             for start in range(0, tokens, chunk):
                 part = slice(start, start + chunk)
-                hidden, targets = hidden_ND[part].to(low), targets_N[part, None]
-                logits = (hidden @ head.T).to(wide)
-                log_z = logits.logsumexp(-1, keepdim=True)
-                losses_N[part] = (log_z - logits.gather(-1, targets))[:, 0]
-                objective += losses_N[part].sum() + z_loss * log_z.square().sum()
+                hidden, targets = hidden_ND[part].to(low), targets_N[part]
+                logits = hidden @ head.T
+                if use_triton(logits):
+                    from tide_lm.ops.cross_entropy_triton import rows
+
+                    losses, log_z = rows(logits, targets, z_loss, 1 / tokens, learning)
+                    d_logits = logits
+                else:
+                    losses, log_z, d_logits = _rows_reference(
+                        logits.to(wide), targets, z_loss, 1 / tokens, learning
+                    )
+                losses_N[part] = losses
+                objective += losses.sum() + z_loss * log_z.square().sum()
                 if learning:
-                    d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z)
-                    d_logits.scatter_add_(-1, targets, -torch.ones_like(log_z)).div_(tokens)
-                    d_hidden_ND[part] = d_logits.to(low) @ head
-                    d_head_VD += d_logits.to(low).T @ hidden
+                    d_logits = d_logits.to(low)
+                    d_hidden_ND[part] = d_logits @ head
+                    _add_product(d_head_VD, d_logits.T, hidden)
         if learning:
             ctx.save_for_backward(d_hidden_ND, d_head_VD)
         ctx.mark_non_differentiable(losses_N)
@@ -70,3 +81,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, d_objective: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         d_hidden_ND, d_head_VD = ctx.saved_tensors
         return d_hidden_ND * d_objective, d_head_VD.mul_(d_objective), None, None, None, None
+
+
+def _rows_reference(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, z_loss: float, scale: float, learning: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Losses, log Z and, if learning, `scale` times the gradient of the logits."""
+    log_z_N1, targets_N1 = logits_NV.logsumexp(-1, keepdim=True), targets_N[:, None]
+    losses_N = (log_z_N1 - logits_NV.gather(-1, targets_N1))[:, 0]
+    if learning:
+        logits_NV = (logits_NV - log_z_N1).exp_().mul_(1 + 2 * z_loss * log_z_N1)
+        logits_NV.scatter_add_(-1, targets_N1, -torch.ones_like(log_z_N1)).mul_(scale)
+    return losses_N, log_z_N1[:, 0], logits_NV
+
+
+def _add_product(sum: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`sum += left @ right`, in the sum's precision where the device can."""
+    if sum.device.type == "cuda" and sum.dtype == torch.float32 and left.dtype != sum.dtype:
+        torch.addmm(sum, left, right, torch.float32, out=sum)
+    else:
+        sum += left @ right

@@ -3,8 +3,14 @@
 Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank is last), D hidden.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
+
+from tide_lm.ops.kernels import use_triton
+
+Sink = tuple[torch.Tensor, torch.Tensor]
 
 
 def memory_mix(
@@ -12,14 +18,20 @@ def memory_mix(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
+    sink: Sink | None = None,
 ) -> torch.Tensor:
     """`residual + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank adds nothing.
 
     `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
     index there is one row per position, in order (U = B * T), and nothing is gathered.
+
+    With a sink (see memory_rows) the rows get no gradient here: what it is made of goes to the sink instead.
     """
     if not torch.compiler.is_compiling():  # a check of sizes would fix them in an exported graph
         _check_shapes(residual_BTD, logits_BTS, rows_UKD, index_BT)
+    if sink is not None:
+        assert index_BT is not None
+        return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, *sink)
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
 
 
@@ -45,6 +57,75 @@ def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:
     """`alpha`: softmax over the K blocks and the null bank, in float32 at least (eq. 3.5)."""
     dtype = torch.promote_types(logits_BTS.dtype, torch.float32)
     return torch.softmax(logits_BTS, dim=-1, dtype=dtype)
+
+
+@torch.library.custom_op("tide_lm::memory_mix", mutates_args=())
+def _memory_mix(
+    residual_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor,
+    sink_BTD: torch.Tensor,
+    sink_BTK: torch.Tensor,
+) -> torch.Tensor:
+    if use_triton(rows_UKD):
+        from tide_lm.ops.memory_mix_triton import mix
+
+        return mix(residual_BTD, logits_BTS, rows_UKD, index_BT)
+    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
+
+
+@_memory_mix.register_fake
+def _(
+    residual_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor,
+    sink_BTD: torch.Tensor,
+    sink_BTK: torch.Tensor,
+) -> torch.Tensor:
+    return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("tide_lm::memory_mix_backward", mutates_args=())
+def _memory_mix_backward(
+    d_out_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, index_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of the logits, and alpha again."""
+    if use_triton(rows_UKD):
+        from tide_lm.ops.memory_mix_triton import mix_backward
+
+        return mix_backward(d_out_BTD, logits_BTS, rows_UKD, index_BT)
+    alpha_BTS = router_weights(logits_BTS)
+    K, D = rows_UKD.shape[1:]
+    memory_BTKD = nn.functional.embedding(index_BT, rows_UKD.flatten(1)).unflatten(-1, (K, D))
+    wide = alpha_BTS.dtype
+    d_alpha_BTK = (memory_BTKD.to(wide) @ d_out_BTD.to(wide).unsqueeze(-1)).squeeze(-1)
+    d_alpha_BTS = nn.functional.pad(d_alpha_BTK, (0, 1))
+    inner_BT1 = (alpha_BTS * d_alpha_BTS).sum(-1, keepdim=True)
+    d_logits_BTS = (alpha_BTS * (d_alpha_BTS - inner_BT1)).to(logits_BTS.dtype)
+    return d_logits_BTS, alpha_BTS[..., :K].contiguous()
+
+
+@_memory_mix_backward.register_fake
+def _(
+    d_out_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, index_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.promote_types(logits_BTS.dtype, torch.float32)
+    alpha = logits_BTS.new_empty(*logits_BTS.shape[:-1], rows_UKD.shape[1], dtype=wide)
+    return torch.empty_like(logits_BTS, memory_format=torch.contiguous_format), alpha
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:4])
+
+
+def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    d_logits_BTS, alpha_BTK = _memory_mix_backward(d_out_BTD, *ctx.saved_tensors)
+    return d_out_BTD, d_logits_BTS, None, None, d_out_BTD, alpha_BTK
+
+
+_memory_mix.register_autograd(_give, setup_context=_keep)
 
 
 def _check_shapes(

@@ -1,0 +1,128 @@
+"""Rows of the memory for training: each token's once, their norm, and their gradient in one pass.
+
+Every layer mixes the same rows, so the gradient of a row is a sum over layers and over the positions of its
+token. Layers put what it is made of into sinks, and it is formed once, at the end: dM = sum alpha g.
+
+Shapes: B batch, T tokens, N = B * T positions, U rows, K blocks, D hidden, P pieces.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from tide_lm.ops.kernels import use_triton
+from tide_lm.ops.memory_mix import Sink
+from tide_lm.ops.transfer import upload
+
+PIECE = 16  # positions that are summed at once: frequent tokens have many, and are shared out
+
+
+class RowIndex(NamedTuple):
+    """Which rows a batch needs, and where: made on the host, so that the GPU is never waited for.
+
+    Positions in the order of their rows are cut into pieces, none longer than `PIECE` and none of two rows:
+    piece p is `order_N[start_P[p]:start_P[p + 1]]`, and row u has the pieces from `first_U[u]` to
+    `first_U[u + 1]`.
+    """
+
+    ids_U: torch.Tensor
+    index_BT: torch.Tensor
+    order_N: torch.Tensor
+    start_P: torch.Tensor
+    first_U: torch.Tensor
+
+    @classmethod
+    def of(cls, ids_BT: torch.Tensor) -> "RowIndex":
+        sorted_N, order_N = ids_BT.flatten().sort(stable=True)
+        ids_U, rows_N, counts_U = sorted_N.unique_consecutive(return_inverse=True, return_counts=True)
+        pieces_U = (counts_U + PIECE - 1) // PIECE
+        before_U = pieces_U.cumsum(0) - pieces_U
+        begin_P = (counts_U.cumsum(0) - counts_U - PIECE * before_U).repeat_interleave(pieces_U)
+        start_P = begin_P + PIECE * torch.arange(len(begin_P))
+        return cls(
+            ids_U,
+            torch.empty_like(order_N).scatter_(0, order_N, rows_N).view_as(ids_BT),
+            order_N.int(),
+            torch.cat([start_P, torch.tensor([len(order_N)])]).int(),
+            torch.cat([before_U, torch.tensor([len(start_P)])]).int(),
+        )
+
+    def to(self, device: torch.device) -> "RowIndex":
+        return RowIndex(*(upload(part, device) for part in self))
+
+
+def normed_rows(
+    raw_UKD: torch.Tensor, gain_KD: torch.Tensor, eps: float, index: RowIndex, layers: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, tuple[Sink, ...]]:
+    """RMSNorm of the rows, in `dtype`, and a sink for each layer, through which their gradient comes."""
+    rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, dtype)
+    return rows_UKD, tuple(zip(sinks[:layers], sinks[layers:], strict=True))
+
+
+class _NormedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        raw_UKD: torch.Tensor,
+        gain_KD: torch.Tensor,
+        eps: float,
+        index: RowIndex,
+        layers: int,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, ...]:
+        if use_triton(raw_UKD):
+            from tide_lm.ops.memory_mix_triton import norm
+
+            rows_UKD = norm(raw_UKD, gain_KD, eps, dtype)
+        else:
+            rows_UKD = (gain_KD * raw_UKD * _inverse_rms(raw_UKD, eps)).to(dtype)
+        ctx.save_for_backward(raw_UKD, gain_KD)
+        ctx.eps, ctx.index, ctx.layers = eps, index, layers
+        ctx.mark_non_differentiable(rows_UKD)
+        ctx.set_materialize_grads(False)
+        K, D = gain_KD.shape
+        shapes = [(*index.index_BT.shape, D)] * layers + [(*index.index_BT.shape, K)] * layers
+        # One number each: a sink holds nothing, it is there to be given a gradient.
+        return rows_UKD, *(raw_UKD.new_empty(1).expand(shape) for shape in shapes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: None, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        raw_UKD, gain_KD = ctx.saved_tensors
+        d_out_LBTD = [gradient for gradient in given[: ctx.layers] if gradient is not None]
+        alpha_LBTK = [alpha for alpha in given[ctx.layers :] if alpha is not None]  # layers may be dropped
+        if use_triton(raw_UKD):
+            from tide_lm.ops.memory_mix_triton import rows_backward
+
+            d_raw_UKD, d_gain_KD = rows_backward(raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK)
+        else:
+            d_raw_UKD, d_gain_KD = rows_backward_reference(
+                raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK
+            )
+        return d_raw_UKD, d_gain_KD, None, None, None, None
+
+
+def rows_backward_reference(
+    raw_UKD: torch.Tensor,
+    gain_KD: torch.Tensor,
+    eps: float,
+    index: RowIndex,
+    d_out_LBTD: list[torch.Tensor],
+    alpha_LBTK: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of raw rows and gains, in plain torch."""
+    d_rows_UKD = torch.zeros_like(raw_UKD)
+    positions_N = index.index_BT.flatten()
+    for d_out_BTD, alpha_BTK in zip(d_out_LBTD, alpha_LBTK, strict=True):
+        outer_BTKD = alpha_BTK.unsqueeze(-1) * d_out_BTD.to(alpha_BTK.dtype).unsqueeze(-2)
+        d_rows_UKD.index_add_(0, positions_N, outer_BTKD.flatten(0, 1).to(raw_UKD.dtype))
+    inverse_UK1 = _inverse_rms(raw_UKD, eps)
+    normed_UKD, d_normed_UKD = raw_UKD * inverse_UK1, d_rows_UKD * gain_KD
+    along_UK1 = (d_normed_UKD * normed_UKD).mean(-1, keepdim=True)
+    d_gain_KD = (d_rows_UKD * normed_UKD).sum(0)
+    return inverse_UK1 * (d_normed_UKD - normed_UKD * along_UK1), d_gain_KD
+
+
+def _inverse_rms(raw_UKD: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.rsqrt(raw_UKD.square().mean(-1, keepdim=True) + eps)

@@ -1,0 +1,122 @@
+"""Rows with sinks against plain autograd: the same output and the same gradients, in one pass or in many.
+
+Shapes: B batch, T tokens, V vocabulary, K blocks, D hidden, L layers.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tide_lm import ops
+from tide_lm.ops.memory_rows import PIECE, RowIndex, normed_rows
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
+EPS = 1e-5
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# A row of many pieces, rows of one position, and sizes that are no powers of two.
+SHAPES = [(2, 3, 4, 1, 8), (2, 40, 5, 3, 33), (1, 1, 1, 2, 16), (3, 7, 50, 9, 20)]
+
+
+def _losses(dtype, shape, fused, layers=3, dropped=()):
+    """A loss through some layers of mixing, and the gradients of all that takes part.
+
+    Not fused, it is computed in float64 from the same inputs.
+    """
+    B, T, V, K, D = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def normal(*size):
+        drawn = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+        return drawn if fused else drawn.double()
+
+    ids = torch.randint(V, (B, T), generator=generator)
+    ids[0, : T // 2] = 0  # one frequent token
+    wide = torch.promote_types(dtype, torch.float32) if fused else torch.float64
+    table = normal(V, K, D).to(wide).requires_grad_()
+    gain = normal(K, D).to(wide).requires_grad_()
+    routers = [(normal(D, K + 1) / 4).requires_grad_() for _ in range(layers)]
+    h = start = normal(B, T, D).requires_grad_()
+    if fused:
+        index = RowIndex.of(ids)
+        raw = table.detach()[index.ids_U].requires_grad_()
+        rows, sinks = normed_rows(raw, gain, EPS, index, layers, dtype)
+    else:
+        rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
+    for layer, router in enumerate(routers):
+        if layer in dropped:
+            continue
+        logits = torch.tanh(h) @ router
+        if fused:
+            h = ops.memory_mix(h, logits, rows, index.index_BT, sinks[layer])
+        else:
+            h = ops.memory_mix(h, logits, rows, ids)
+    (h * normal(B, T, D)).sum().backward()
+    if fused:
+        d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad)
+    else:
+        d_table = table.grad
+    kept = [router.grad for layer, router in enumerate(routers) if layer not in dropped]
+    return [h.detach(), start.grad, d_table, gain.grad, *kept]
+
+
+def assert_near(found, expected, tolerance):
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double() - b).abs().max().item() <= tolerance * b.abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if INTERPRETED else list(TOLERANCES))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_output_and_gradients_are_those_of_autograd(shape, dtype):
+    assert_near(_losses(dtype, shape, fused=True), _losses(dtype, shape, fused=False), TOLERANCES[dtype])
+
+
+def test_a_layer_without_its_memory_gives_nothing():
+    shape = SHAPES[1]
+    found = _losses(torch.float32, shape, fused=True, dropped=(1,))
+    assert_near(found, _losses(torch.float32, shape, fused=False, dropped=(1,)), 2e-6)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="kernels compute in float32, too coarse for differences")
+def test_gradients_are_finite_differences():
+    torch.manual_seed(0)
+    ids = torch.tensor([[0, 2, 2], [1, 0, 0]])
+    index = RowIndex.of(ids)
+
+    def loss(raw, gain, logits, residual):
+        rows, sinks = normed_rows(raw, gain, EPS, index, 1, torch.float64)
+        return ops.memory_mix(residual, logits, rows, index.index_BT, sinks[0])
+
+    raw, gain = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    logits, residual = torch.randn(2, 3, 3, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    # The sinks carry no gradient of their own, so rows are checked through a loss that reads the output.
+    inputs = [value.requires_grad_() for value in (raw, gain, logits, residual)]
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+def test_pieces_cover_the_positions_of_each_row():
+    ids = torch.randint(7, (3, 50), generator=torch.Generator().manual_seed(0)) ** 2
+    index = RowIndex.of(ids)
+    assert torch.equal(index.ids_U[index.index_BT], ids)
+    seen = []
+    for u in range(len(index.ids_U)):
+        for piece in range(index.first_U[u], index.first_U[u + 1]):
+            places = index.order_N[index.start_P[piece] : index.start_P[piece + 1]]
+            assert 1 <= len(places) <= PIECE
+            assert (ids.flatten()[places] == index.ids_U[u]).all()
+            seen += places.tolist()
+    assert sorted(seen) == list(range(150))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the one that starts them")
+def test_the_kernels_give_the_same():
+    pytest.importorskip("triton", reason="triton is not installed")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TIDE_LM_KERNELS": "triton"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
