@@ -54,13 +54,15 @@ class OptimSection:
     eps: float = 1e-8
     clip_norm: float = 1.0  # 0: no clipping
     z_loss: float = 1e-6
+    table_update: Literal["row-lazy", "dense"] = "row-lazy"
     table_lr_multiple: float = 1.0
     table_weight_decay: float = 0.1
 
     @property
     def table_policy(self) -> str:
         """How the tables are trained, in words."""
-        return f"learning rate x{self.table_lr_multiple:g}, decay {self.table_weight_decay:g}, dense AdamW"
+        rate, decay = self.table_lr_multiple, self.table_weight_decay
+        return f"learning rate x{rate:g}, decay {decay:g}, {self.table_update} AdamW"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class TrainSection:
 
 
 # What a run that has begun cannot change, besides its model.
-_FIXED = ("data.sequence", "train.seed", "train.record_gradients")
+_FIXED = ("data.sequence", "optim.table_update", "train.seed", "train.record_gradients")
 _AT_LEAST_ONE = (
     "data.sequence",
     "train.steps",

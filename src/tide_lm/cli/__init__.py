@@ -5,7 +5,19 @@ import sys
 
 import typer
 
-from tide_lm.cli import analyze, demo, doctor, estimate, evaluate, figure, prepare, presets, report, train
+from tide_lm.cli import (
+    analyze,
+    bench,
+    demo,
+    doctor,
+    estimate,
+    evaluate,
+    figure,
+    prepare,
+    presets,
+    report,
+    train,
+)
 
 app = typer.Typer(
     name="tide-lm",
@@ -23,6 +35,7 @@ app.command("evaluate")(evaluate.command)
 app.command("analyze")(analyze.command)
 app.command("figure")(figure.command)
 app.command("report")(report.command)
+app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.command)
 
 

@@ -54,11 +54,20 @@ class Loader:
 
     def next_batch(self) -> Batch:
         """Moves all ranks on by one global batch, and reads this rank's share of it."""
+        batch = self.peek()
+        self.advance()
+        return batch
+
+    def peek(self) -> Batch:
+        """This rank's share of the next global batch, which stays the next."""
         share = self.batch // self.ranks
         positions_B = np.arange(share) + (self.windows + self.rank * share)
-        self.windows += self.batch
         windows_B = window_order(positions_B, self.epoch_windows, self.seed)
         return _read_windows(self.split, self.sequence, windows_B)
+
+    def advance(self) -> None:
+        """Moves all ranks on by one global batch."""
+        self.windows += self.batch
 
     def state_dict(self) -> dict[str, Any]:
         """The windows that all ranks have handed out so far, and what they are windows of."""

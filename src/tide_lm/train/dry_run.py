@@ -29,7 +29,7 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
         "table_policy": config.optim.table_policy,
         "vocabulary": {"model": shape.vocab_size, "data": inputs.manifest.vocab_size},
         "parameters": {"resident": parameters.resident, "tables": parameters.tables},
-        "bytes": _bytes(config, inputs.manifest, parameters.total),
+        "bytes": _bytes(config, inputs.manifest, parameters),
         "flops_per_token": estimate.train_flops(shape, config.data.sequence),
         "tokens": config.train.steps * batch_tokens,
         "epochs": round(config.train.steps * batch_tokens / len(inputs.train), 3),
@@ -37,16 +37,21 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _bytes(config: RunConfig, manifest: Manifest, parameters: int) -> dict[str, int]:
-    """Of float32 parameters. The backward of a first micro-batch turns activations into gradients."""
-    weights, activations = 4 * parameters, activation_bytes(config, manifest)
+def _bytes(config: RunConfig, manifest: Manifest, parameters: estimate.Parameters) -> dict[str, int]:
+    """Of float32 parameters. The backward of a first micro-batch turns activations into gradients.
+
+    Of row-lazy tables no gradient is held; that of a batch's rows counts with the activations.
+    """
+    weights, activations = 4 * parameters.total, activation_bytes(config, manifest)
+    lazy = config.optim.table_update == "row-lazy"
+    gradients = 4 * (parameters.resident if lazy else parameters.total)
     alone = config.train.batch == config.train.windows_at_once and not config.train.activation_checkpointing
     return {
         "weights": weights,
-        "gradients": weights,
+        "gradients": gradients,
         "moments": 2 * weights,
         "activations": activations,
-        "most": 3 * weights + (max(weights, activations) if alone else weights + activations),
+        "most": 3 * weights + (max(gradients, activations) if alone else gradients + activations),
     }
 
 

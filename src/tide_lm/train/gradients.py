@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from tide_lm import runs
 from tide_lm.model import TideForCausalLM
+from tide_lm.train.tables import RowLazyTables
 
 
 class GradientRecorder:
@@ -39,15 +40,17 @@ class GradientRecorder:
             output_BTD.register_hook(add)
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """Takes in one step's gradients, which must still be on the parameters."""
+    def collect(self, tables: RowLazyTables | None = None) -> None:
+        """Takes in one step's gradients, which must still be on the parameters and tables."""
         self._add("embedding_input", self._input_VD)
         head = self.model.lm_head.weight
         tied = head is self.model.get_input_embeddings().weight
         assert head.grad is not None
         self._add("embedding_head", head.grad - self._input_VD if tied else head.grad)
         memory = self.model.model.memory
-        if memory is not None and memory.weight.grad is not None:
+        if tables is not None:
+            self.squared["tables"].index_add_(0, tables.ids_U, _squared_norms(tables.gradient_UKD))
+        elif memory is not None and memory.weight.grad is not None:
             self._add("tables", memory.weight.grad)
         self.forget()
 
@@ -56,10 +59,14 @@ class GradientRecorder:
         self._input_VD.zero_()
 
     def _add(self, name: str, gradient: torch.Tensor) -> None:
-        self.squared[name] += torch.linalg.vector_norm(gradient, dim=-1).double().square()
+        self.squared[name] += _squared_norms(gradient)
 
     def write(self, run: Path, seed: int) -> None:
         """`results/gradients.safetensors`, with all that is needed to get it again in its header."""
         header = {"provenance": json.dumps(runs.provenance(seed))}
         path = runs.results_folder(run) / "gradients.safetensors"
         runs.write_atomically(path, save(self.squared, header))
+
+
+def _squared_norms(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(gradient, dim=-1).double().square()

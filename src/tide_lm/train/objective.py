@@ -3,11 +3,13 @@
 The module's forward is all that a step calls, so that sharding it from outside shards the step.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from tide_lm.data.shards import Manifest
-from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.model import Memory, TideConfig, TideDecoderLayer, TideForCausalLM
 from tide_lm.ops.cross_entropy import Loss, chunked_cross_entropy
 from tide_lm.run_config import RunConfig
 
@@ -35,15 +37,33 @@ class Objective(nn.Module):
         self.z_loss, self.in_bfloat16 = config.optim.z_loss, config.train.dtype == "bfloat16"
         if config.train.activation_checkpointing:
             model.gradient_checkpointing_enable()
-        self._train_states = torch.compile(self._states) if config.train.compile else self._states
+        if config.train.compile:
+            compile_layers(model)
 
-    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> Loss:
-        # Validation has shapes of its own, which would each be compiled.
-        states = self._train_states if self.training else self._states
+    def forward(
+        self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, memory: Memory | None = None
+    ) -> Loss:
+        """`memory` are rows that were fetched beforehand; without it the model looks them up."""
+        decoder = self.model.model
         with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=self.in_bfloat16):
-            hidden_ND = states(inputs_BT).flatten(0, 1)
+            embedded_BTD = decoder.embed_tokens(inputs_BT)
+            if self.in_bfloat16:  # and so is the residual stream
+                embedded_BTD = embedded_BTD.to(torch.bfloat16)
+            more: dict[str, Any] = {}
+            if decoder.memory is not None:
+                more["memory"] = decoder.memory(inputs_BT) if memory is None else memory
+            hidden_BTD = decoder(inputs_embeds=embedded_BTD, use_cache=False, **more).last_hidden_state
             head_VD = self.model.lm_head.weight
-            return chunked_cross_entropy(hidden_ND, head_VD, targets_BT.flatten(), self.z_loss)
+            return chunked_cross_entropy(hidden_BTD.flatten(0, 1), head_VD, targets_BT.flatten(), self.z_loss)
 
-    def _states(self, inputs_BT: torch.Tensor) -> torch.Tensor:
-        return self.model.model(inputs_BT, use_cache=False).last_hidden_state
+
+def compile_layers(model: TideForCausalLM) -> None:
+    """One graph for all layers: it compiles in seconds, and attention stays causal without a mask.
+
+    Compiled as a whole, the model would build a mask, and attention would compute what the mask throws away.
+    """
+    for layer in model.model.layers:
+        if isinstance(layer, TideDecoderLayer):
+            layer.block = torch.compile(layer.block)  # type: ignore[method-assign]
+        else:
+            layer.compile()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tide_lm.run_config import OptimSection
+from tide_lm.train.tables import RowLazyTables
 
 TABLE = "memory.weight"
 
@@ -42,3 +43,25 @@ def learning_rate(step: int, steps: int, settings: OptimSection) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_multiple"]
+
+
+def step(
+    optimizer: torch.optim.Optimizer,
+    tables: RowLazyTables | None,
+    rate: float,
+    settings: OptimSection,
+    norm: torch.Tensor,
+) -> None:
+    """One step with all gradients, whose norm together is `norm`, scaled down to the clip norm."""
+    limit = settings.clip_norm or math.inf
+    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    set_learning_rate(optimizer, rate)
+    if optimizer.defaults["fused"]:
+        # Its kernel divides by this as it reads, as for a GradScaler: no pass of its own.
+        optimizer.grad_scale = scale.reciprocal()  # type: ignore[attr-defined]
+    else:
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
+    if tables is not None:
+        tables.step(rate * settings.table_lr_multiple, scale)
+    optimizer.step()

@@ -10,6 +10,12 @@ import torch
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # dense bfloat16
 
 
+def peak_flops(device: torch.device) -> float | None:
+    """What the device can do a second, where it is known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
+
+
 class Speedometer:
     """Speed since the last record, from the seconds that training steps took; and what is left to do.
 
@@ -18,8 +24,7 @@ class Speedometer:
 
     def __init__(self, device: torch.device, flops_per_token: int) -> None:
         self.device, self.flops_per_token = device, flops_per_token
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        self.peak = next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
+        self.peak = peak_flops(device)
         self._tokens, self._seconds = 0, 0.0
         self._started, self._steps = time.monotonic(), 0
 

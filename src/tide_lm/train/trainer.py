@@ -4,7 +4,8 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from torch import nn
 
 from tide_lm import checkpoint, runs
-from tide_lm.data.loader import Loader, validation_windows
+from tide_lm.data.loader import Batch, Loader, validation_windows
 from tide_lm.estimate import train_flops
 from tide_lm.evaluate.loss import held_out_loss
 from tide_lm.model import TideForCausalLM
 from tide_lm.model_card import model_card
+from tide_lm.ops.memory_rows import RowIndex
+from tide_lm.ops.transfer import upload
 from tide_lm.run_config import RunConfig, differences, is_fixed
 from tide_lm.train import optim
 from tide_lm.train.gradients import GradientRecorder
@@ -24,6 +27,7 @@ from tide_lm.train.inputs import open_inputs
 from tide_lm.train.monitor import Monitor
 from tide_lm.train.objective import Objective, model_config
 from tide_lm.train.speed import Speedometer, progress_line
+from tide_lm.train.tables import RowLazyTables
 
 NON_FINITE_LIMIT = 3
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -57,12 +61,21 @@ class Trainer:
         self.model = TideForCausalLM(model_config(config, self.inputs.manifest)).to(self.device)
         self.objective = Objective(self.model, config).train()
         shard(self.objective)
+        self.tables = self._row_lazy_tables()
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
         self.speed = Speedometer(self.device, train_flops(config.model.shape(), config.data.sequence))
+        self._ahead: tuple[list[Batch], list[RowIndex]] | None = None
         self.step = 0
         self.non_finite = 0
         self.stopped_by: int | None = None  # a signal
+
+    def _row_lazy_tables(self) -> RowLazyTables | None:
+        memory = self.model.model.memory
+        if memory is None or self.config.optim.table_update == "dense":
+            return None
+        dtype = torch.bfloat16 if self.objective.in_bfloat16 else memory.weight.dtype
+        return RowLazyTables(memory, self.config.optim, self.model.config.num_hidden_layers, dtype)
 
     def _check_run(self) -> None:
         """That the folder is free, or holds a run with these settings that is to be resumed."""
@@ -162,30 +175,34 @@ class Trainer:
         """One optimiser step over a global batch, in micro-batches."""
         started = time.monotonic()
         settings = self.config
-        inputs, targets = (part.to(self.device) for part in self.loader.next_batch())
-        pieces = settings.train.batch // settings.train.windows_at_once
+        micro_batches, indices = self._ahead or self._prepare()
+        self.loader.advance()
+        pieces = len(micro_batches)
         total = torch.zeros((), device=self.device)
-        for ids, wanted in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
-            objective, per_token = self.objective(ids, wanted)
+        if self.tables is not None:
+            self.tables.begin(indices)
+        for number, (ids, wanted) in enumerate(micro_batches):
+            memory = None if self.tables is None else self.tables.lend(number)
+            objective, per_token = self.objective(ids, wanted, memory)
             (objective / pieces).backward()
+            if self.tables is not None:
+                self.tables.take_back()
             total += per_token.mean() / pieces
-        limit = settings.optim.clip_norm or math.inf
-        # The recorder takes gradients as they are, and only those of a step that counts.
-        norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        )
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if self.tables is not None:
+            gradients.append(self.tables.gradient_UKD)
+        norm = torch.nn.utils.get_total_norm(gradients)
         rate = optim.learning_rate(self.step, settings.train.steps, settings.optim)
+        self._ahead = self._prepare()  # while the device is at work, and before it is waited for
         loss, size = total.item(), norm.item()
         if self._is_finite(loss, size):
-            if self.gradients is not None:
-                self.gradients.collect()
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
-            optim.set_learning_rate(self.optimizer, rate)
-            self.optimizer.step()
+            if self.gradients is not None:  # which takes gradients as they are, before clipping
+                self.gradients.collect(self.tables)
+            optim.step(self.optimizer, self.tables, rate, settings.optim, norm)
         elif self.gradients is not None:
             self.gradients.forget()
         self.optimizer.zero_grad()
-        self.speed.add(inputs.numel(), time.monotonic() - started)
+        self.speed.add(settings.train.batch * settings.data.sequence, time.monotonic() - started)
         return {
             "step": self.step + 1,
             "tokens": self.loader.windows * settings.data.sequence,
@@ -193,6 +210,15 @@ class Trainer:
             "gradient_norm": size if math.isfinite(size) else None,
             "learning_rate": rate,
         }
+
+    def _prepare(self) -> tuple[list[Batch], list[RowIndex]]:
+        """The next step's micro-batches and their rows, on their way to the device."""
+        inputs, targets = self.loader.peek()
+        pieces = self.config.train.batch // self.config.train.windows_at_once
+        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
+        indices = [] if self.tables is None else [RowIndex.of(ids).to(self.device) for ids, _ in parts]
+        uploaded = [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in parts]
+        return uploaded, indices
 
     def _is_finite(self, loss: float, norm: float) -> bool:
         """Whether the step counts; it is left out if not, and several in a row end the run."""
@@ -227,54 +253,82 @@ class Trainer:
         def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N
 
-        self.objective.eval()
-        found = held_out_loss(per_token, windows, self.inputs.bins)
-        self.objective.train()
-        return found
+        with self._evaluating():
+            return held_out_loss(per_token, windows, self.inputs.bins)
 
     def sample(self) -> str:
         """What the model writes after the beginning of a document, the likeliest token each time."""
         start = self.inputs.manifest.bos_token_id
         ids = torch.tensor([[0 if start is None else start]], device=self.device)
-        self.objective.eval()
-        written = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, pad_token_id=0
-        )
-        self.objective.train()
+        with self._evaluating():
+            written = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, pad_token_id=0
+            )
         return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The model as it stands, and not compiled: validation and generation have shapes of their own."""
+        self._flush()
+        self.objective.eval()
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        self.objective.train()
+
+    def _flush(self) -> None:
+        """Before the model is read as a whole."""
+        if self.tables is not None:
+            self.tables.flush()
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the run by name; the moments exist from the start, so that loading can fill them."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         tensors = {f"model.{name}": parameter.detach() for parameter, name in names.items()}
         for parameter, name in names.items():
+            if not parameter.requires_grad:
+                continue
             state = self.optimizer.state[parameter]
             if not state:
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
+        if self.tables is not None:
+            tensors |= {f"tables.{name}": value for name, value in self.tables.tensors().items()}
         if self.gradients is not None:
             tensors |= {f"gradients.{name}": value for name, value in self.gradients.squared.items()}
         return tensors
 
     def _save(self) -> None:
+        self._flush()
+        tensors = self._tensors()
+        rates = None if self.tables is None else self.tables.history.rates
+        if rates is not None and len(rates):
+            tensors["tables.rates"] = rates
         state = {
             "step": self.step,
             "tokens": self.loader.windows * self.config.data.sequence,
             "non_finite": self.non_finite,
+            "table_steps": 0 if rates is None else len(rates),
             "loader": self.loader.state_dict(),
             "model": self.model.config.to_diff_dict(),
             "config": self.config.to_dict(),
         }
-        checkpoint.save(self.run.checkpoints, self.step, self._tensors(), state)
+        checkpoint.save(self.run.checkpoints, self.step, tensors, state)
         checkpoint.prune(self.run.checkpoints, self.config.train.keep, self.config.train.keep_every)
 
     def _restore(self, path: Path) -> None:
-        self._refuse_changes(checkpoint.read_state(path)["config"])
-        state = checkpoint.load(path, self._tensors())
+        state = checkpoint.read_state(path)
+        self._refuse_changes(state["config"])
+        tensors = self._tensors()
+        if self.tables is not None and state["table_steps"]:
+            tensors["tables.rates"] = torch.zeros(state["table_steps"], dtype=torch.float64)
+        checkpoint.load(path, tensors)
+        if self.tables is not None:
+            self.tables.set_rates(tensors.get("tables.rates"))
         self.step, self.non_finite = state["step"], state["non_finite"]
         self.loader.load_state_dict(state["loader"])
+        self._ahead = None
         self.tell(f"resumed from step {self.step}")
 
     def _export(self, validation: dict[str, Any]) -> None:

@@ -1,0 +1,75 @@
+"""`tide-lm bench`: how fast this machine trains."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.progress import working
+
+app = typer.Typer(help="Time what this machine does, on made-up data.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `train` a command of its own."""
+
+
+@app.command("train")
+def train(
+    presets: Annotated[
+        list[str] | None,
+        typer.Argument(help="Models to time.", show_default="base-1b tide-8e-1b tide-24e-1b"),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences of a step.")] = 8,
+    sequence: Annotated[int, typer.Option("--sequence", min=2, help="Tokens of a sequence.")] = 2048,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time, after four to warm up.")] = 20,
+    vocabulary: Annotated[
+        list[int] | None,
+        typer.Option("--vocab", min=2, show_default="the preset's", help="Time each with so many ids."),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Beside each, the same model in a plain compiled loop.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A JSON file to write, with versions and machine.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens a second, MFU, peak memory and the parts of a training step."""
+    from tide_lm import presets as known
+    from tide_lm import runs
+    from tide_lm.train.benchmark import measure
+
+    names = presets or ["base-1b", "tide-8e-1b", "tide-24e-1b"]
+    for name in names:
+        known.get(name)
+    found: list[dict[str, Any]] = []
+    for name in names:
+        for ids in vocabulary or [0]:
+            for plain in (False, True) if peers else (False,):
+                with working(f"Timing {name}{', plain' if plain else ''}"):
+                    found.append(measure(name, batch, sequence, steps, ids, plain))
+    result = {"runs": found, "provenance": runs.provenance()}
+    if out is not None:
+        import json
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
+    if as_json:
+        print_json(result)
+    else:
+        columns = ["model", "ids", "tokens/s", "MFU", "ms a step", "peak GB"]
+        print_table(f"Training, {batch} x {sequence:,} tokens a step", columns, map(_row, found))
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        run["preset"] + (", plain" if run["plain"] else ""),
+        f"{run['vocab']:,}",
+        f"{run['tokens_per_s']:,.0f}",
+        "-" if run["mfu"] is None else f"{run['mfu']:.1%}",
+        f"{run['step_ms']:,.1f}",
+        "-" if run["peak_gb"] is None else f"{run['peak_gb']:.1f}",
+    )

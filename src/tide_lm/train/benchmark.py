@@ -1,0 +1,191 @@
+"""Training steps on made-up tokens, timed: the trainer's own objective, tables and optimiser, or plain ones.
+
+Token ids follow Zipf's law, as in text, so that a batch repeats its common tokens. B batch, T tokens.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tide_lm import estimate, presets
+from tide_lm.config import ModelConfig
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.ops.memory_rows import RowIndex
+from tide_lm.ops.transfer import upload
+from tide_lm.run_config import RunConfig, TrainSection
+from tide_lm.train import optim
+from tide_lm.train.objective import Objective
+from tide_lm.train.speed import peak_flops
+from tide_lm.train.tables import RowLazyTables
+
+WARM_UP = 4  # steps, which compile and fill the allocator
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Step = Callable[["Clock"], None]
+
+
+class Clock:
+    """Seconds between marks, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.marks: list[tuple[str, Any]] = []
+
+    def mark(self, part: str) -> None:
+        """What follows is this part of a step."""
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append((part, event))
+        else:
+            self.marks.append((part, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for (part, begin), (_, end) in zip(self.marks, self.marks[1:], strict=False):
+            taken = begin.elapsed_time(end) / 1e3 if self.on_gpu else end - begin
+            found[part] = found.get(part, 0.0) + taken
+        return found
+
+
+def measure(
+    preset: str, batch: int, sequence: int, steps: int, vocabulary: int = 0, plain: bool = False
+) -> dict[str, Any]:
+    """Speed, peak memory and the parts of a step; `plain` as one would write it first, without this package's
+    ways to train: full logits, dense tables, the model compiled as a whole."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    preset_shape = presets.get(preset).model
+    shape = replace(preset_shape, vocab_size=vocabulary or preset_shape.vocab_size)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    batches = _zipf_batches(shape.vocab_size, batch, sequence)
+    step = _plain_step(shape, batches, device) if plain else _own_step(shape, batches, device)
+    for _ in range(WARM_UP):
+        step(Clock(device))
+    clock, started = Clock(device), _now(device)
+    for _ in range(steps):
+        step(clock)
+    clock.mark("end")
+    seconds = (_now(device) - started) / steps
+    peak = peak_flops(device)
+    flops = estimate.train_flops(shape, sequence)
+    result = {
+        "preset": preset,
+        "k": shape.num_memory_blocks,
+        "vocab": shape.vocab_size,
+        "plain": plain,
+        "batch": batch,
+        "sequence": sequence,
+        "tokens_per_s": round(batch * sequence / seconds, 1),
+        "mfu": None if peak is None else round(batch * sequence / seconds * flops / peak, 4),
+        "peak_gb": round(torch.cuda.max_memory_allocated(device) / 1e9, 2) if peak else None,
+        "step_ms": round(1e3 * seconds, 2),
+        "parts_ms": {name: round(1e3 * taken / steps, 2) for name, taken in clock.seconds().items()},
+    }
+    del step
+    gc.collect()
+    torch._dynamo.reset()
+    return result
+
+
+def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Step:
+    on_gpu = device.type == "cuda"  # a CPU may be very slow in bfloat16
+    dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
+    config = RunConfig(train=TrainSection(dtype=dtype, compile=on_gpu))
+    model = _quickly_made(TideForCausalLM, TideConfig(**shape.to_transformers()), device)
+    objective = Objective(model, config).train()
+    memory = model.model.memory
+    layers = shape.num_hidden_layers
+    tables = memory and RowLazyTables(memory, config.optim, layers, getattr(torch, dtype))
+    optimizer = optim.make_optimizer(model, config.optim)
+
+    def prepare() -> tuple[torch.Tensor, torch.Tensor, RowIndex | None]:
+        inputs_BT, targets_BT = next(batches)
+        index = RowIndex.of(inputs_BT).to(device) if tables else None
+        return upload(inputs_BT, device), upload(targets_BT, device), index
+
+    ahead = [prepare()]
+
+    def step(clock: Clock) -> None:
+        clock.mark("rows")
+        inputs_BT, targets_BT, index = ahead.pop()
+        lent = None
+        if tables is not None and index is not None:
+            tables.begin([index])
+            lent = tables.lend(0)
+        clock.mark("forward")
+        loss = objective(inputs_BT, targets_BT, lent).objective
+        clock.mark("backward")
+        loss.backward()
+        if tables is not None:
+            tables.take_back()
+        clock.mark("optimizer")
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([*gradients, *([tables.gradient_UKD] if tables else [])])
+        ahead.append(prepare())
+        norm.item()  # as in the trainer, which must know whether it is finite
+        optim.step(optimizer, tables, config.optim.max_lr, config.optim, norm)
+        optimizer.zero_grad()
+
+    return step
+
+
+def _plain_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Step:
+    values = shape.to_transformers()
+    if shape.num_memory_blocks:
+        model = _quickly_made(TideForCausalLM, TideConfig(**values), device)
+    else:
+        model = _quickly_made(LlamaForCausalLM, LlamaConfig(**values), device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=device.type == "cuda")
+    forward = torch.compile(model) if device.type == "cuda" else model
+
+    def step(clock: Clock) -> None:
+        inputs_BT, targets_BT = next(batches)
+        clock.mark("forward")
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits_BTV = forward(inputs_BT.to(device), use_cache=False).logits
+            loss = nn.functional.cross_entropy(
+                logits_BTV.flatten(0, 1).float(), targets_BT.to(device).flatten()
+            )
+            del logits_BTV
+        clock.mark("backward")
+        loss.backward()
+        clock.mark("optimizer")
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
+    """A model whose weights are drawn on the device: their values do not matter here, and time does."""
+    with torch.device("meta"):
+        model = kind(config)
+    model.to_empty(device=device)
+    model.tie_weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1) if "norm" in name else parameter.normal_(0, config.initializer_range)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    return model.train()
+
+
+def _zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    shares_V = (1 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)).cumsum(0)
+    while True:
+        drawn = torch.rand(batch, sequence + 1, generator=generator, dtype=torch.float64) * shares_V[-1]
+        ids = torch.searchsorted(shares_V, drawn).clamp(max=vocabulary - 1)
+        yield ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,64 @@
+"""Row-lazy tables in the trainer: the losses of dense ones, without a dense gradient."""
+
+import pytest
+import torch
+
+from tide_lm.run_config import RunConfig
+from tide_lm.train.trainer import Trainer
+
+STEPS = 200
+
+
+@pytest.fixture
+def settings(prepared):
+    return [
+        f'data.path="{prepared}"',
+        "data.sequence=32",
+        "model.preset=tide-2e-tiny",
+        "model.vocab_size=320",
+        f"train.steps={STEPS}",
+        "train.batch=4",
+        "train.validation_sequences=4",
+        "train.checkpoint_every=100000",
+        "train.tensorboard=false",
+        "optim.warmup_steps=10",
+        "optim.max_lr=1e-3",
+        "optim.table_lr_multiple=3",
+    ]
+
+
+def _losses(settings, run, steps=STEPS, *more: str) -> tuple[list[float], Trainer]:
+    trainer = Trainer(RunConfig.load(None, [*settings, *more]), run, print)
+    losses = []
+    for _ in range(steps):
+        losses.append(trainer._train_step()["loss"])
+        trainer.step += 1
+    trainer._flush()
+    return losses, trainer
+
+
+def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_path):
+    dense, reference = _losses(settings, tmp_path / "run", STEPS, "optim.table_update=dense")
+    lazy, trainer = _losses(settings, tmp_path / "run")
+    assert lazy == pytest.approx(dense, abs=1e-4)
+    assert min(dense) < dense[0] - 0.5
+    for name, value in reference.model.named_parameters():
+        found = dict(trainer.model.named_parameters())[name]
+        assert torch.allclose(found, value, atol=1e-3 * value.abs().max().item()), name
+    assert trainer.model.model.memory.weight.grad is None
+    assert len(trainer.tables.gradient_UKD) < 128 < len(trainer.tables.table.weight_VKD)
+
+
+def test_micro_batches_add_up_to_the_whole_batch(settings, tmp_path):
+    whole, _ = _losses(settings, tmp_path / "run", 20)
+    parts, _ = _losses(settings, tmp_path / "run", 20, "train.micro_batch=1")
+    assert parts == pytest.approx(whole, abs=1e-4)
+
+
+def test_rows_that_the_data_never_use_decay_as_dense_ones(settings, tmp_path):
+    _, reference = _losses(settings, tmp_path / "run", 30, "optim.table_update=dense")
+    _, trainer = _losses(settings, tmp_path / "run", 30)
+    unused, expected = (t.model.model.memory.weight[310:] for t in (trainer, reference))
+    assert torch.equal(unused, expected)
+    start = Trainer(RunConfig.load(None, settings), tmp_path / "run", print).model.model.memory.weight[310:]
+    assert unused.norm() < start.norm()
