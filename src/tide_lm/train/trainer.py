@@ -289,7 +289,9 @@ class Trainer:
                 continue
             state = self.optimizer.state[parameter]
             if not state:
-                state["step"] = torch.zeros(())
+                # A fused optimiser counts on the device, others on the host.
+                fused = self.optimizer.defaults["fused"]
+                state["step"] = torch.zeros((), device=parameter.device if fused else "cpu")
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
