@@ -45,5 +45,5 @@ def test_every_file_and_command_named_exists():
         assert (ROOT / path).exists(), path
     for path in re.findall(r"\]\(((?!http)[\w/.-]+)", README):
         assert (ROOT / path).exists(), path
-    commands = {command.name for command in app.registered_commands}
+    commands = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     assert set(re.findall(r"\| `tide-lm (\w+)", README)) == commands
