@@ -106,9 +106,8 @@ def last_states(model: PreTrainedModel, ids_WT: torch.Tensor) -> tuple[torch.Ten
     with _watching(layers or []) as (states, inputs):
         returned = model.base_model(ids_WT, output_hidden_states=True, use_cache=False).hidden_states[1:]
     if layers is None or any(state.ndim != 3 for state in states):
-        alike = [
-            state for state in returned if state.shape == returned[0].shape
-        ]  # OPT's last may be narrower
+        # OPT's last may be narrower.
+        alike = [state for state in returned if state.shape == returned[0].shape]
         return (torch.stack([state[:, -1].float() for state in alike], 1),)
     found = [states, inputs] if _has_gated_ffn(layers) else [states]
     return tuple(torch.stack([tensor[:, -1].float() for tensor in tensors], 1) for tensors in found)

@@ -1,5 +1,6 @@
 """`tide-lm bench`: how fast this machine trains."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,8 +54,6 @@ def train(
                     found.append(measure(name, batch, sequence, steps, ids, plain))
     result = {"runs": found, "provenance": runs.provenance()}
     if out is not None:
-        import json
-
         out.parent.mkdir(parents=True, exist_ok=True)
         runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
     if as_json:

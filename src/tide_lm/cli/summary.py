@@ -28,13 +28,9 @@ def _updates(result: dict[str, Any]) -> Summary:
     keys = ("mean_count", "expected_updates", "occurrences", "ratio_bound")
     rows = [
         (name, *(_short(row and row[key]) for key in keys))
-        for name, row in (*zip(DECILES, result["rows"].values(), strict=False), *_tiers(result["rows"]))
+        for name, row in zip([*DECILES, "rare", "mid", "common"], result["rows"].values(), strict=True)
     ]
     return ["ids", "mean count", "expected updates", "occurrences", "signal, at most"], rows
-
-
-def _tiers(rows: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, rows[name]) for name in ("rare", "mid", "common")]
 
 
 def _gradients(result: dict[str, Any]) -> Summary:
