@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tide_lm import runs
+from tide_lm import ranks, runs
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -29,22 +29,28 @@ class DamagedError(ValueError):
 
 
 def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
-    """Writes `checkpoints/<step>/`, whole or not at all."""
+    """Writes `checkpoints/<step>/`, whole or not at all; all ranks take part, each with its own file."""
     final = at(checkpoints, step)
-    with runs.write_folder(final) as folder:
+    with ranks.first_opens(lambda: runs.write_folder(final)) as folder:
         with _plain_errors(final):
-            dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder)), no_dist=True)
-        (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
-        # No newline at its end: a manifest that lacks its last byte must not be readable.
-        (folder / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
+            writer = HuggingFaceStorageWriter(str(folder), save_distributed=ranks.together())
+            dcp.save(tensors, storage_writer=writer, no_dist=not ranks.together())
+        own = f"shard-{ranks.rank() + 1:05d}-*" if ranks.together() else "*"
+        described = ranks.gather({path.name: _describe(path) for path in folder.glob(own)})
+        if ranks.is_first():
+            (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+            files = {name: file for some in described for name, file in some.items()}
+            files[STATE] = _describe(folder / STATE)
+            # No newline at its end: a manifest that lacks its last byte must not be readable.
+            (folder / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
     return final
 
 
 def load(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Fills the given tensors, all or some of those saved, in place and returns the state."""
     with _plain_errors(checkpoint):
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+        reader = HuggingFaceStorageReader(str(checkpoint))
+        dcp.load(tensors, storage_reader=reader, no_dist=not ranks.together())
     return read_state(checkpoint)
 
 

@@ -47,7 +47,7 @@ class Memory(NamedTuple):
 
     rows_UKD: torch.Tensor
     index_BT: torch.Tensor | None = None
-    sinks: tuple[ops.Sink, ...] = ()
+    sinks: ops.Sinks | None = None
 
 
 class MemoryNorm(nn.Module):
@@ -73,6 +73,11 @@ class EmbeddingMemory(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.vocab_size, K, D))
         self.norm = MemoryNorm(K, D, config.rms_norm_eps)
 
+    @property
+    def tokens(self) -> range:
+        """The tokens whose rows these are."""
+        return range(len(self.weight))
+
     def forward(self, input_ids_BT: torch.Tensor) -> Memory:
         rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
         return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
@@ -88,7 +93,7 @@ class EmbeddingMemory(nn.Module):
             return
         resized = self.weight.new_empty(vocab_size, *self.weight.shape[1:])
         resized[:kept] = self.weight.data[:kept]
-        draw_table(resized, seed=0, std=std, first=kept)
+        draw_table(resized[kept:], range(kept, vocab_size), seed=0, std=std)
         self.weight.data = resized
 
 
@@ -131,14 +136,16 @@ class TideDecoderLayer(LlamaDecoderLayer):
         output_router_weights: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        sink = memory.sinks[self.layer_idx] if memory.sinks else None
+        rows_UKD, index_BT, sinks = memory
+        sink = None if sinks is None else sinks[self.layer_idx]
         drop = self.layer_idx in drop_memory_layers
-        return self.block(hidden_states, memory, sink, drop, output_router_weights, **kwargs)
+        return self.block(hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs)
 
     def block(
         self,
         hidden_states: torch.Tensor,
-        memory: Memory,
+        rows_UKD: torch.Tensor,
+        index_BT: torch.Tensor | None,
         sink: ops.Sink | None,
         drop: bool,
         output_router_weights: bool,
@@ -154,7 +161,7 @@ class TideDecoderLayer(LlamaDecoderLayer):
             self.router_weights(logits)
         if drop:
             return h
-        return ops.memory_mix(h, logits, memory.rows_UKD, memory.index_BT, sink)
+        return ops.memory_mix(h, logits, rows_UKD, index_BT, sink)
 
 
 class TideModel(TidePreTrainedModel, LlamaModel):
@@ -187,7 +194,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         elif not isinstance(module, EmbeddingMemory):
             super()._init_weights(module)
         elif not module.weight.is_meta:
-            draw_table(module.weight, torch.initial_seed(), self.config.initializer_range)
+            draw_table(module.weight, module.tokens, torch.initial_seed(), self.config.initializer_range)
 
     def forward(
         self,

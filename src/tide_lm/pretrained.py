@@ -3,6 +3,7 @@
 import difflib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,16 @@ def shard_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def draw_table(weight_VKD: torch.Tensor, seed: int, std: float, first: int = 0) -> None:
+def draw_table(weight_RKD: torch.Tensor, tokens: Sequence[int], seed: int, std: float) -> None:
     """Draws each row from the seed and its token, a few at a time so that no second table ever exists."""
-    tokens = shard_like(weight_VKD, torch.arange(len(weight_VKD)))
-    if isinstance(tokens, DTensor) and isinstance(weight_VKD, DTensor):
-        tokens, weight_VKD = tokens.to_local(), weight_VKD.to_local()
-    for start in range(first, len(tokens), 1024):
-        some = tokens[start : start + 1024].tolist()
-        drawn = normal_rows(seed, "model.memory.weight", some, tuple(weight_VKD.shape[1:]))
-        weight_VKD[start : start + len(some)] = torch.from_numpy(drawn) * std
+    if isinstance(weight_RKD, DTensor):
+        own = shard_like(weight_RKD, torch.tensor(tokens))
+        assert isinstance(own, DTensor)
+        tokens, weight_RKD = own.to_local().tolist(), weight_RKD.to_local()
+    for start in range(0, len(tokens), 1024):
+        some = tokens[start : start + 1024]
+        drawn = normal_rows(seed, "model.memory.weight", some, tuple(weight_RKD.shape[1:]))
+        weight_RKD[start : start + len(some)] = torch.from_numpy(drawn) * std
 
 
 class TidePreTrainedModel(LlamaPreTrainedModel):

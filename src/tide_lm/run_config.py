@@ -89,9 +89,8 @@ class TrainSection:
     tensorboard: bool = True
     wandb: bool = False
 
-    @property
-    def windows_at_once(self) -> int:
-        return self.micro_batch or self.batch
+    def windows_at_once(self, ranks: int = 1) -> int:
+        return self.micro_batch or self.batch // ranks
 
 
 # What a run that has begun cannot change, besides its model.
@@ -137,7 +136,7 @@ class RunConfig:
             )
         if self.train.seed >= 2**63:
             raise ValueError(f"train.seed is {self.train.seed}: it must be below 2^63")
-        if self.train.batch % self.train.windows_at_once:
+        if self.train.batch % self.train.windows_at_once():
             raise ValueError(
                 f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}: "
                 "the second must divide the first"
@@ -145,6 +144,25 @@ class RunConfig:
         if self.train.record_gradients and self.train.compile:
             raise ValueError(
                 "train.record_gradients cannot look into a compiled model: turn train.compile off"
+            )
+
+    def check_ranks(self, ranks: int) -> None:
+        """That so many processes can share a step."""
+        share, rest = divmod(self.train.batch, ranks)
+        if rest or share % self.train.windows_at_once(ranks):
+            raise ValueError(
+                f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}, for "
+                f"{ranks} processes: the batch must be a multiple of {ranks * (self.train.micro_batch or 1)}"
+            )
+        if self.optim.table_update == "dense":
+            raise ValueError(
+                "optim.table_update is 'dense', which needs the tables whole in one process, and torchrun "
+                f"started {ranks}: use 'row-lazy', which has the same result"
+            )
+        if self.train.record_gradients:
+            raise ValueError(
+                f"train.record_gradients records in one process, and torchrun started {ranks}: turn it off, "
+                "or start `tide-lm train` without torchrun"
             )
 
     def to_dict(self) -> dict[str, Any]:

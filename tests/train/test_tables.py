@@ -46,7 +46,7 @@ def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_p
         found = dict(trainer.model.named_parameters())[name]
         assert torch.allclose(found, value, atol=1e-3 * value.abs().max().item()), name
     assert trainer.model.model.memory.weight.grad is None
-    assert len(trainer.tables.gradient_UKD) < 128 < len(trainer.tables.table.weight_VKD)
+    assert len(trainer.tables.gradient_RKD) < 128 < len(trainer.tables.table.weight_VKD)
 
 
 def test_micro_batches_add_up_to_the_whole_batch(settings, tmp_path):

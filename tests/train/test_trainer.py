@@ -218,34 +218,6 @@ def test_what_saves_time_or_memory_learns_the_same(settings, tmp_path, setting):
     assert losses(setting) == pytest.approx(expected, rel=2e-3 if "bfloat16" in setting else 1e-5)
 
 
-def test_the_step_can_be_sharded_from_outside(settings, tmp_path):
-    """Two steps of FSDP2, on one rank, are those of no sharding at all."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    more = ["train.record_gradients=false", "optim.table_update=dense"]
-    config = RunConfig.load(None, [*settings, *more])
-    plain = Trainer(config, tmp_path / "run", print)
-    expected = [_loss_and_norm(plain) for _ in range(2)]
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-
-        def shard(objective):
-            for layer in objective.model.model.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(objective, mesh=mesh)
-
-        sharded = Trainer(config, tmp_path / "run", print, shard=shard)
-        found = [_loss_and_norm(sharded) for _ in range(2)]
-        weights = {name: value.full_tensor() for name, value in sharded.model.named_parameters()}
-    finally:
-        torch.distributed.destroy_process_group()
-    assert found == [pytest.approx(step, rel=1e-5) for step in expected]
-    for name, value in plain.model.named_parameters():
-        assert torch.allclose(weights[name], value, atol=1e-5), name
-
-
 def _loss_and_norm(trainer: Trainer) -> tuple[float, float]:
     record = trainer._train_step()
     trainer.step += 1

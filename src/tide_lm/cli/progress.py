@@ -33,15 +33,17 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def training_progress(steps: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Gives `tell(line)` and `advance(step)`."""
+def training_progress(
+    steps: int, shown: bool = True
+) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    """Gives `tell(line)` and `advance(step)`, which do nothing if not `shown`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # its own, for the files of an export
-    if not sys.stderr.isatty():
-        yield lambda line: typer.echo(line, err=True), lambda step: None
+    if not shown or not sys.stderr.isatty():
+        yield lambda line: typer.echo(line, err=True) if shown else None, lambda step: None
         return
     console = Console(stderr=True)
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()

@@ -43,17 +43,20 @@ def command(
         print_json(result) if as_json else _print_dry_run(result)
         return
 
+    from tide_lm import ranks
     from tide_lm.train.trainer import Trainer
 
-    with training_progress(chosen.train.steps) as (tell, advance):
-        trainer = Trainer(chosen, run, tell, advance, resume, allow_changes)
-        validation = trainer.train()
-    if as_json:
-        print_json(validation)
-    elif validation:
-        typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
-    if trainer.stopped_by is not None and trainer.step < chosen.train.steps:
-        raise typer.Exit(128 + trainer.stopped_by)  # as a shell says it
+    with ranks.joined():
+        with training_progress(chosen.train.steps, shown=ranks.is_first()) as (tell, advance):
+            trainer = Trainer(chosen, run, tell, advance, resume, allow_changes)
+            validation = trainer.train()
+        if as_json and ranks.is_first():
+            print_json(validation)
+        elif validation and ranks.is_first():
+            typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
+    if trainer.stopped_by and trainer.step < chosen.train.steps:
+        ranks.leave(128 + trainer.stopped_by)  # as a shell says it
+    ranks.leave(0)
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:

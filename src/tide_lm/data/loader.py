@@ -99,18 +99,24 @@ class Loader:
 
 
 def validation_windows(
-    split: TokenSplit, sequence: int, limit: int | None = None, batch: int = 8
+    split: TokenSplit,
+    sequence: int,
+    limit: int | None = None,
+    batch: int = 8,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Iterator[Batch]:
     """The same windows at each call, in the order of the text: all of them, or `limit` spread evenly.
 
-    The last batch may be smaller.
+    Batches are of at most `batch` windows, as many on each rank; there may be no window left for some.
     """
     windows = count_windows(split, sequence)
     taken = windows if limit is None else min(limit, windows)
     if taken < 1:
         raise ValueError(f"{limit} validation windows are too few: take at least 1")
     chosen = np.arange(taken) * windows // taken
-    return (_read_windows(split, sequence, chosen[start : start + batch]) for start in range(0, taken, batch))
+    pieces = -(-taken // (batch * ranks)) * ranks
+    return (_read_windows(split, sequence, own) for own in np.array_split(chosen, pieces)[rank::ranks])
 
 
 def count_windows(split: TokenSplit, sequence: int) -> int:
@@ -128,7 +134,8 @@ def count_windows(split: TokenSplit, sequence: int) -> int:
 
 def _read_windows(split: TokenSplit, sequence: int, windows_B: np.ndarray) -> Batch:
     """Inputs, the first T tokens of each window, and targets, its last T."""
-    tokens = np.stack([split.read(window * sequence, sequence + 1) for window in windows_B.tolist()])
+    windows = [split.read(window * sequence, sequence + 1) for window in windows_B.tolist()]
+    tokens = np.array(windows).reshape(-1, sequence + 1)
     inputs_BT, targets_BT = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
     return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
 

@@ -12,14 +12,20 @@ PerToken = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @torch.no_grad()
 def held_out_loss(
-    per_token: PerToken, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], bins: FrequencyBins
+    per_token: PerToken,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    bins: FrequencyBins,
+    add_up: Callable[[torch.Tensor], object] = lambda tensor: None,
 ) -> dict[str, Any]:
     """Mean loss of `(inputs, targets)` batches, per decile and for rare, mid and common tokens.
 
-    `per_token` gives the loss of each target.
+    `per_token` gives the loss of each target. Where ranks have batches of their own, `add_up` adds a tensor
+    of each in place.
     """
     losses = LossByBin(bins)
     for inputs, targets in batches:
         losses_N = per_token(inputs, targets)
         losses.add(losses_N, targets.flatten().to(losses_N.device))
+    add_up(losses.sums_R)
+    add_up(losses.counts_R)
     return losses.result()

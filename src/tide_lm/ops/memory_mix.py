@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank is last), D hidden.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,17 @@ from torch import nn
 from tide_lm.ops.kernels import use_triton
 
 Sink = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Sinks:
+    """A sink for each layer; not a tuple, so that what walks through the tensors that a layer is given, as
+    FSDP does, leaves the sinks of other layers alone."""
+
+    of_layer: tuple[Sink, ...]
+
+    def __getitem__(self, layer: int) -> Sink:
+        return self.of_layer[layer]
 
 
 def memory_mix(

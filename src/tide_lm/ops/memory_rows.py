@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tide_lm.ops.kernels import use_triton
-from tide_lm.ops.memory_mix import Sink
+from tide_lm.ops.memory_mix import Sinks
 from tide_lm.ops.transfer import upload
 
 PIECE = 16  # positions that are summed at once: frequent tokens have many, and are shared out
@@ -54,10 +54,10 @@ class RowIndex(NamedTuple):
 
 def normed_rows(
     raw_UKD: torch.Tensor, gain_KD: torch.Tensor, eps: float, index: RowIndex, layers: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, tuple[Sink, ...]]:
+) -> tuple[torch.Tensor, Sinks]:
     """RMSNorm of the rows, in `dtype`, and a sink for each layer, through which their gradient comes."""
     rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, dtype)
-    return rows_UKD, tuple(zip(sinks[:layers], sinks[layers:], strict=True))
+    return rows_UKD, Sinks(tuple(zip(sinks[:layers], sinks[layers:], strict=True)))
 
 
 class _NormedRows(torch.autograd.Function):

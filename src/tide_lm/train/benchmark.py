@@ -16,13 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tide_lm import estimate, presets
 from tide_lm.config import ModelConfig
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.ops.memory_rows import RowIndex
 from tide_lm.ops.transfer import upload
 from tide_lm.run_config import RunConfig, TrainSection
 from tide_lm.train import optim
 from tide_lm.train.objective import Objective
 from tide_lm.train.speed import peak_flops
-from tide_lm.train.tables import RowLazyTables
+from tide_lm.train.tables import RowLazyTables, StepRows
 
 WARM_UP = 4  # steps, which compile and fill the allocator
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -100,23 +99,22 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
     model = _quickly_made(TideForCausalLM, TideConfig(**shape.to_transformers()), device)
     objective = Objective(model, config).train()
     memory = model.model.memory
-    layers = shape.num_hidden_layers
-    tables = memory and RowLazyTables(memory, config.optim, layers, getattr(torch, dtype))
+    tables = memory and RowLazyTables(memory, config.optim, getattr(torch, dtype))
     optimizer = optim.make_optimizer(model, config.optim)
 
-    def prepare() -> tuple[torch.Tensor, torch.Tensor, RowIndex | None]:
+    def prepare() -> tuple[torch.Tensor, torch.Tensor, StepRows | None]:
         inputs_BT, targets_BT = next(batches)
-        index = RowIndex.of(inputs_BT).to(device) if tables else None
-        return upload(inputs_BT, device), upload(targets_BT, device), index
+        rows = tables.prepare([inputs_BT]) if tables else None
+        return upload(inputs_BT, device), upload(targets_BT, device), rows
 
     ahead = [prepare()]
 
     def step(clock: Clock) -> None:
         clock.mark("rows")
-        inputs_BT, targets_BT, index = ahead.pop()
+        inputs_BT, targets_BT, rows = ahead.pop()
         lent = None
-        if tables is not None and index is not None:
-            tables.begin([index])
+        if tables is not None and rows is not None:
+            tables.begin(rows)
             lent = tables.lend(0)
         clock.mark("forward")
         loss = objective(inputs_BT, targets_BT, lent).objective
@@ -125,8 +123,7 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
         if tables is not None:
             tables.take_back()
         clock.mark("optimizer")
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([*gradients, *([tables.gradient_UKD] if tables else [])])
+        norm = optim.gradient_norm(model, tables)
         ahead.append(prepare())
         norm.item()  # as in the trainer, which must know whether it is finite
         optim.step(optimizer, tables, config.optim.max_lr, config.optim, norm)

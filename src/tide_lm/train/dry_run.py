@@ -45,7 +45,7 @@ def _bytes(config: RunConfig, manifest: Manifest, parameters: estimate.Parameter
     weights, activations = 4 * parameters.total, activation_bytes(config, manifest)
     lazy = config.optim.table_update == "row-lazy"
     gradients = 4 * (parameters.resident if lazy else parameters.total)
-    alone = config.train.batch == config.train.windows_at_once and not config.train.activation_checkpointing
+    alone = config.train.batch == config.train.windows_at_once() and not config.train.activation_checkpointing
     return {
         "weights": weights,
         "gradients": gradients,
@@ -78,7 +78,7 @@ def activation_bytes(config: RunConfig, manifest: Manifest) -> int:
 
         if objective.model.model.memory is not None:
             objective.model.model.memory.register_forward_hook(count_rows)
-        ids_BT = torch.zeros(config.train.windows_at_once, config.data.sequence, dtype=torch.long)
+        ids_BT = torch.zeros(config.train.windows_at_once(), config.data.sequence, dtype=torch.long)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             objective(ids_BT, ids_BT)
     return sum(sizes.values())

@@ -49,7 +49,7 @@ class GradientRecorder:
         self._add("embedding_head", head.grad - self._input_VD if tied else head.grad)
         memory = self.model.model.memory
         if tables is not None:
-            self.squared["tables"].index_add_(0, tables.ids_U, _squared_norms(tables.gradient_UKD))
+            self.squared["tables"].index_add_(0, tables.own_R, _squared_norms(tables.gradient_RKD))
         elif memory is not None and memory.weight.grad is not None:
             self._add("tables", memory.weight.grad)
         self.forget()

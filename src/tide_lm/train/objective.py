@@ -3,14 +3,15 @@
 The module's forward is all that a step calls, so that sharding it from outside shards the step.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from tide_lm.data.shards import Manifest
-from tide_lm.model import Memory, TideConfig, TideDecoderLayer, TideForCausalLM
+from tide_lm.model import Memory, MemoryNorm, TideConfig, TideDecoderLayer, TideForCausalLM
 from tide_lm.ops.cross_entropy import Loss, chunked_cross_entropy
+from tide_lm.ops.memory_rows import RowIndex, normed_rows
 from tide_lm.run_config import RunConfig
 
 
@@ -28,6 +29,13 @@ def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
     )
 
 
+class Lent(NamedTuple):
+    """Rows of the tables that a batch needs, as they are stored, and where it needs them."""
+
+    raw_UKD: torch.Tensor
+    where: RowIndex
+
+
 class Objective(nn.Module):
     """The loss of a batch, `inputs_BT` and `targets_BT`, in the run's precision."""
 
@@ -40,10 +48,8 @@ class Objective(nn.Module):
         if config.train.compile:
             compile_layers(model)
 
-    def forward(
-        self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, memory: Memory | None = None
-    ) -> Loss:
-        """`memory` are rows that were fetched beforehand; without it the model looks them up."""
+    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, lent: Lent | None = None) -> Loss:
+        """`lent` are rows that were fetched beforehand; without them the model looks them up."""
         decoder = self.model.model
         with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=self.in_bfloat16):
             embedded_BTD = decoder.embed_tokens(inputs_BT)
@@ -51,10 +57,20 @@ class Objective(nn.Module):
                 embedded_BTD = embedded_BTD.to(torch.bfloat16)
             more: dict[str, Any] = {}
             if decoder.memory is not None:
-                more["memory"] = decoder.memory(inputs_BT) if memory is None else memory
+                memory = (
+                    decoder.memory(inputs_BT) if lent is None else self._normed(lent, decoder.memory.norm)
+                )
+                more["memory"] = memory
             hidden_BTD = decoder(inputs_embeds=embedded_BTD, use_cache=False, **more).last_hidden_state
             head_VD = self.model.lm_head.weight
             return chunked_cross_entropy(hidden_BTD.flatten(0, 1), head_VD, targets_BT.flatten(), self.z_loss)
+
+    def _normed(self, lent: Lent, norm: MemoryNorm) -> Memory:
+        raw_UKD, where = lent
+        dtype, layers = torch.bfloat16 if self.in_bfloat16 else raw_UKD.dtype, len(self.model.model.layers)
+        gain_KD = norm.weight.to(raw_UKD.dtype)  # which it is already, unless FSDP gathered it in bfloat16
+        rows_UKD, sinks = normed_rows(raw_UKD, gain_KD, norm.eps, where, layers, dtype)
+        return Memory(rows_UKD, where.index_BT, sinks)
 
 
 def compile_layers(model: TideForCausalLM) -> None:

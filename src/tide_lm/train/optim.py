@@ -4,7 +4,9 @@ import math
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from tide_lm import ranks
 from tide_lm.run_config import OptimSection
 from tide_lm.train.tables import RowLazyTables
 
@@ -43,6 +45,20 @@ def learning_rate(step: int, steps: int, settings: OptimSection) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_multiple"]
+
+
+def gradient_norm(model: nn.Module, tables: RowLazyTables | None) -> torch.Tensor:
+    """The norm of all gradients together, of the model and of the rows, over all ranks."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    # A CPU adds squares one by one, and loses digits in float32.
+    wide = torch.float64 if gradients[0].device.type == "cpu" else torch.float32
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, wide)))
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if tables is not None:
+        rows = torch.linalg.vector_norm(tables.gradient_RKD, dtype=wide)
+        norm = (norm.square() + ranks.add_up(rows.square())).sqrt()
+    return norm.float()
 
 
 def step(

@@ -22,7 +22,7 @@ class Speedometer:
     The time left counts all that a run does besides: validation, checkpoints, compilation.
     """
 
-    def __init__(self, device: torch.device, flops_per_token: int) -> None:
+    def __init__(self, device: torch.device, flops_per_token: float) -> None:
         self.device, self.flops_per_token = device, flops_per_token
         self.peak = peak_flops(device)
         self._tokens, self._seconds = 0, 0.0

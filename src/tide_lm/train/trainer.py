@@ -6,28 +6,28 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from tide_lm import checkpoint, runs
+from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
-from tide_lm.estimate import train_flops
+from tide_lm.estimate import count_parameters, train_flops
 from tide_lm.evaluate.loss import held_out_loss
 from tide_lm.model import TideForCausalLM
 from tide_lm.model_card import model_card
-from tide_lm.ops.memory_rows import RowIndex
 from tide_lm.ops.transfer import upload
 from tide_lm.run_config import RunConfig, differences, is_fixed
-from tide_lm.train import optim
+from tide_lm.train import optim, parallel
 from tide_lm.train.gradients import GradientRecorder
 from tide_lm.train.inputs import open_inputs
 from tide_lm.train.monitor import Monitor
 from tide_lm.train.objective import Objective, model_config
 from tide_lm.train.speed import Speedometer, progress_line
-from tide_lm.train.tables import RowLazyTables
+from tide_lm.train.tables import RowLazyTables, StepRows
 
 NON_FINITE_LIMIT = 3
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -36,8 +36,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Trainer:
     """Owns the model, the optimiser and the position in the data.
 
-    `tell` takes lines for a person, and `advance` the number of steps done. `shard` may replace the
-    objective's parameters in place, before the optimiser takes them.
+    `tell` takes lines for a person, and `advance` the number of steps done. On several ranks each has a
+    trainer, and all do the same in the same order; the first alone writes what is not a rank's own.
     """
 
     def __init__(
@@ -48,34 +48,54 @@ class Trainer:
         advance: Callable[[int], None] = lambda step: None,
         resume: bool = False,
         allow_changes: bool = False,
-        shard: Callable[[nn.Module], None] = lambda objective: None,
     ) -> None:
         self.config, self.run, self.tell, self.advance = config, runs.RunDirectory(run), tell, advance
         self.resume, self.allow_changes = resume, allow_changes
-        self._check_run()
-        self.monitor = Monitor(self.run.path, config.train.tensorboard, config.train.wandb)
-        self.inputs = open_inputs(config.data, config.model)
-        self.loader = Loader(self.inputs.train, config.data.sequence, config.train.batch, config.train.seed)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = ranks.device()
+        ranks.from_first(self._check)
+        if not ranks.is_first():
+            self.inputs = open_inputs(replace(config.data, verify=False), config.model)
+        self.loader = Loader(
+            self.inputs.train,
+            config.data.sequence,
+            config.train.batch,
+            config.train.seed,
+            ranks.rank(),
+            ranks.count(),
+        )
         torch.manual_seed(config.train.seed)
-        self.model = TideForCausalLM(model_config(config, self.inputs.manifest)).to(self.device)
+        shape = model_config(config, self.inputs.manifest)
+        self.model = parallel.without_weights(shape) if ranks.together() else TideForCausalLM(shape)
         self.objective = Objective(self.model, config).train()
-        shard(self.objective)
+        if ranks.together():
+            parallel.shard(self.objective, self.device)
+        else:
+            self.model.to(self.device)
         self.tables = self._row_lazy_tables()
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
-        self.speed = Speedometer(self.device, train_flops(config.model.shape(), config.data.sequence))
-        self._ahead: tuple[list[Batch], list[RowIndex]] | None = None
+        flops = train_flops(config.model.shape(), config.data.sequence)
+        self.speed = Speedometer(self.device, flops / ranks.count())
+        self._ahead: tuple[list[Batch], StepRows | None] | None = None
         self.step = 0
         self.non_finite = 0
-        self.stopped_by: int | None = None  # a signal
+        self.stopped_by = 0  # a signal, which all ranks know of
+        self._signal = 0  # a signal, which this rank knows of
 
     def _row_lazy_tables(self) -> RowLazyTables | None:
         memory = self.model.model.memory
         if memory is None or self.config.optim.table_update == "dense":
             return None
         dtype = torch.bfloat16 if self.objective.in_bfloat16 else memory.weight.dtype
-        return RowLazyTables(memory, self.config.optim, self.model.config.num_hidden_layers, dtype)
+        return RowLazyTables(memory, self.config.optim, dtype)
+
+    def _check(self) -> None:
+        """All that can be wrong with a run before a model is built."""
+        self._check_run()
+        if ranks.together():
+            self.config.check_ranks(ranks.count())
+        self.monitor = Monitor(self.run.path, self.config.train.tensorboard, self.config.train.wandb)
+        self.inputs = open_inputs(self.config.data, self.config.model)
 
     def _check_run(self) -> None:
         """That the folder is free, or holds a run with these settings that is to be resumed."""
@@ -101,8 +121,8 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step, or to a signal; returns the last validation, empty if there was none."""
-        with self.run.locked():
-            self._check_run()
+        with ranks.first_opens(self.run.locked):
+            ranks.from_first(self._check_run)
             self._begin()
             previous = {number: signal.signal(number, self._stop) for number in SIGNALS}
             try:
@@ -112,9 +132,13 @@ class Trainer:
                     signal.signal(number, handler)
 
     def _begin(self) -> None:
-        found = checkpoint.newest(self.run.checkpoints, self.tell)
+        found = ranks.from_first(lambda: checkpoint.newest(self.run.checkpoints, self.tell))
         if found is not None:
             self._restore(found)
+        ranks.from_first(self._open_run)
+
+    def _open_run(self) -> None:
+        """Brings the run's folder to the step at which it stands, and says what is done."""
         settings = self.config.train
         if self.step > settings.steps:
             raise ValueError(
@@ -129,8 +153,9 @@ class Trainer:
         runs.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
         tokens = settings.batch * self.config.data.sequence
         self.tell(
-            f"{self.config.model.preset}: {self.model.num_parameters():,} parameters, "
-            f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on {self.device.type}"
+            f"{self.config.model.preset}: {count_parameters(self.config.model.shape()).total:,} parameters, "
+            f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on "
+            f"{f'{ranks.count()} x ' if ranks.together() else ''}{self.device.type}"
         )
         used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
         if used < 0.9 * has:
@@ -147,12 +172,12 @@ class Trainer:
             record = self._train_step()
             self.step += 1
             self.advance(self.step)
-            last, stopping = self.step == settings.steps, self.stopped_by is not None
+            last, stopping = self.step == settings.steps, self.stopped_by > 0
             if last or _due(self.step, settings.validate_every):
                 record |= {"validation": self._validate(), "sample": self.sample()}
                 validation = {"step": self.step, **record["validation"]}
             if "validation" in record or _due(self.step, settings.log_every):
-                self._log(record)
+                ranks.from_first(partial(self._log, record))
             saving = _due(self.step, settings.checkpoint_every) or _due(self.step, settings.keep_every)
             if last or stopping or saving:
                 self._save()
@@ -161,37 +186,39 @@ class Trainer:
                 return validation
         if validation.get("step") != self.step:  # fewer steps were set, and they were done
             validation = {"step": self.step, **self._validate()}
-        if self.gradients is not None:
-            self.gradients.write(self.run.path, settings.seed)
-        runs.write_result(self.run.path, "validation", validation, settings.seed)
+        ranks.from_first(lambda: self._write_results(validation))
         self._export(validation)
         return validation
 
+    def _write_results(self, validation: dict[str, Any]) -> None:
+        if self.gradients is not None:
+            self.gradients.write(self.run.path, self.config.train.seed)
+        runs.write_result(self.run.path, "validation", validation, self.config.train.seed)
+
     def _last_validation(self) -> dict[str, Any]:
-        last = self.run.last_metrics()
+        last = ranks.from_first(self.run.last_metrics)
         return {"step": last["step"], **last["validation"]} if "validation" in last else {}
 
     def _train_step(self) -> dict[str, Any]:
         """One optimiser step over a global batch, in micro-batches."""
         started = time.monotonic()
         settings = self.config
-        micro_batches, indices = self._ahead or self._prepare()
+        micro_batches, rows = self._ahead or self._prepare()
         self.loader.advance()
         pieces = len(micro_batches)
         total = torch.zeros((), device=self.device)
-        if self.tables is not None:
-            self.tables.begin(indices)
+        if self.tables is not None and rows is not None:
+            self.tables.begin(rows)
         for number, (ids, wanted) in enumerate(micro_batches):
-            memory = None if self.tables is None else self.tables.lend(number)
-            objective, per_token = self.objective(ids, wanted, memory)
+            lent = None if self.tables is None else self.tables.lend(number)
+            objective, per_token = self.objective(ids, wanted, lent)
             (objective / pieces).backward()
-            if self.tables is not None:
-                self.tables.take_back()
-            total += per_token.mean() / pieces
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            total += per_token.mean() / (pieces * ranks.count())
         if self.tables is not None:
-            gradients.append(self.tables.gradient_UKD)
-        norm = torch.nn.utils.get_total_norm(gradients)
+            self.tables.take_back()
+        norm = optim.gradient_norm(self.model, self.tables)
+        ranks.add_up(total)
+        self.stopped_by = ranks.largest(self._signal)
         rate = optim.learning_rate(self.step, settings.train.steps, settings.optim)
         self._ahead = self._prepare()  # while the device is at work, and before it is waited for
         loss, size = total.item(), norm.item()
@@ -211,14 +238,13 @@ class Trainer:
             "learning_rate": rate,
         }
 
-    def _prepare(self) -> tuple[list[Batch], list[RowIndex]]:
+    def _prepare(self) -> tuple[list[Batch], StepRows | None]:
         """The next step's micro-batches and their rows, on their way to the device."""
-        inputs, targets = self.loader.peek()
-        pieces = self.config.train.batch // self.config.train.windows_at_once
-        parts = list(zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True))
-        indices = [] if self.tables is None else [RowIndex.of(ids).to(self.device) for ids, _ in parts]
-        uploaded = [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in parts]
-        return uploaded, indices
+        at_once = self.config.train.windows_at_once(ranks.count())
+        inputs, targets = (part.split(at_once) for part in self.loader.peek())
+        rows = None if self.tables is None else self.tables.prepare(inputs)
+        batches = zip(inputs, targets, strict=True)
+        return [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in batches], rows
 
     def _is_finite(self, loss: float, norm: float) -> bool:
         """Whether the step counts; it is left out if not, and several in a row end the run."""
@@ -247,20 +273,25 @@ class Trainer:
             self.inputs.validation,
             settings.data.sequence,
             settings.train.validation_sequences,
-            settings.train.windows_at_once,
+            settings.train.windows_at_once(ranks.count()),
+            ranks.rank(),
+            ranks.count(),
         )
 
         def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N
+            own = targets.numel()
+            if not own:  # a rank that has no window left takes part all the same
+                inputs = targets = torch.zeros(1, settings.data.sequence, dtype=torch.long)
+            return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N[:own]
 
         with self._evaluating():
-            return held_out_loss(per_token, windows, self.inputs.bins)
+            return held_out_loss(per_token, windows, self.inputs.bins, ranks.add_up)
 
     def sample(self) -> str:
         """What the model writes after the beginning of a document, the likeliest token each time."""
         start = self.inputs.manifest.bos_token_id
         ids = torch.tensor([[0 if start is None else start]], device=self.device)
-        with self._evaluating():
+        with self._evaluating(), parallel.gathered(self.objective):
             written = self.model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, pad_token_id=0
             )
@@ -296,7 +327,7 @@ class Trainer:
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
         if self.tables is not None:
-            tensors |= {f"tables.{name}": value for name, value in self.tables.tensors().items()}
+            tensors |= parallel.to_checkpoint(self.model, self.tables.tensors())
         if self.gradients is not None:
             tensors |= {f"gradients.{name}": value for name, value in self.gradients.squared.items()}
         return tensors
@@ -317,7 +348,8 @@ class Trainer:
             "config": self.config.to_dict(),
         }
         checkpoint.save(self.run.checkpoints, self.step, tensors, state)
-        checkpoint.prune(self.run.checkpoints, self.config.train.keep, self.config.train.keep_every)
+        keep, every = self.config.train.keep, self.config.train.keep_every
+        ranks.from_first(lambda: checkpoint.prune(self.run.checkpoints, keep, every))
 
     def _restore(self, path: Path) -> None:
         state = checkpoint.read_state(path)
@@ -327,6 +359,7 @@ class Trainer:
             tensors["tables.rates"] = torch.zeros(state["table_steps"], dtype=torch.float64)
         checkpoint.load(path, tensors)
         if self.tables is not None:
+            parallel.from_checkpoint(self.model, self.tables.tensors(), tensors)
             self.tables.set_rates(tensors.get("tables.rates"))
         self.step, self.non_finite = state["step"], state["non_finite"]
         self.loader.load_state_dict(state["loader"])
@@ -335,19 +368,23 @@ class Trainer:
 
     def _export(self, validation: dict[str, Any]) -> None:
         """A Hugging Face folder with its tokenizer, whole or not at all."""
-        with runs.write_folder(self.run.export) as folder:
-            self.model.save_pretrained(folder)
-            self.inputs.tokenizer.save_pretrained(folder)
-            tokens = self.loader.windows * self.config.data.sequence
-            card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
-            (folder / "README.md").write_text(card, encoding="utf-8")
+        with ranks.first_opens(lambda: runs.write_folder(self.run.export)) as folder:
+            if ranks.together():
+                parallel.save_pretrained(self.model, folder)
+            else:
+                self.model.save_pretrained(folder)
+            if ranks.is_first():
+                self.inputs.tokenizer.save_pretrained(folder)
+                tokens = self.loader.windows * self.config.data.sequence
+                card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
+                (folder / "README.md").write_text(card, encoding="utf-8")
         self.tell(f"exported to {self.run.export}")
 
     def _stop(self, number: int, _: Any) -> None:
         """The first signal ends the run after the present step; a second interrupt ends it at once."""
-        if self.stopped_by is not None and number == signal.SIGINT:
+        if self._signal and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.stopped_by = number
+        self._signal = number
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,0 +1,123 @@
+"""A model spread over the ranks of a run: FSDP2 for the transformer, rows with an owner for the tables."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from tide_lm import ranks
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.train.objective import Objective
+from tide_lm.train.sharded_memory import ShardedMemory
+
+ROWS_AT_ONCE = 512  # of the tables, in an export
+
+
+def without_weights(config: TideConfig) -> TideForCausalLM:
+    """A model on the device meta, its memory made for this rank's rows."""
+    with torch.device("meta"):
+        model = TideForCausalLM(config)
+        if config.num_memory_blocks:
+            model.model.memory = ShardedMemory(config)
+    return model
+
+
+def shard(objective: Objective, device: torch.device) -> None:
+    """Spreads the parameters of a model `without_weights` over all ranks, and draws them."""
+    mesh = init_device_mesh(device.type, (ranks.count(),))
+    decoder = objective.model.model
+    # What a layer is given is in its precision already, or has a reason not to be.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if objective.in_bfloat16 else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for layer in decoder.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    tables = set() if decoder.memory is None else {decoder.memory.weight}
+    fully_shard(objective, mesh=mesh, mp_policy=policy, ignored_params=tables)
+    objective.to_empty(device=device)
+    objective.model.tie_weights()
+    objective.model.init_weights()
+
+
+@contextmanager
+def gathered(objective: Objective) -> Iterator[None]:
+    """For calls of the model that do not go through the objective, which gathers what its layers do not."""
+    if isinstance(objective, FSDPModule):
+        objective.unshard()
+    yield
+    if isinstance(objective, FSDPModule):
+        objective.reshard()
+
+
+def to_checkpoint(model: TideForCausalLM, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors with a row for each token of this rank, as a checkpoint holds them on any number of ranks."""
+    memory = model.model.memory
+    if not isinstance(memory, ShardedMemory):
+        return tensors
+    return {name: memory.to_range(own) for name, own in tensors.items()}
+
+
+def from_checkpoint(
+    model: TideForCausalLM, tensors: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor]
+) -> None:
+    """Fills tensors from what `to_checkpoint` made of them, and a checkpoint filled."""
+    memory = model.model.memory
+    if isinstance(memory, ShardedMemory):
+        for name, own in tensors.items():
+            whole = loaded[name]
+            assert isinstance(whole, DTensor)
+            memory.from_range(own, whole)
+
+
+def save_pretrained(model: TideForCausalLM, folder: Path) -> None:
+    """Writes a Hugging Face folder from the first rank, a piece at a time; all ranks take part.
+
+    No rank ever holds more of the tables than its own rows and a piece.
+    """
+    parameters = dict(model.named_parameters())
+    if ranks.is_first():
+        model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+        file = (folder / "model.safetensors").open("wb")
+        file.write(_header(model, parameters))
+    for parameter in parameters.values():
+        for piece in _pieces(model, parameter):
+            if ranks.is_first():
+                file.write(piece.detach().cpu().contiguous().numpy().data)
+    if ranks.is_first():
+        file.close()
+
+
+def _header(model: TideForCausalLM, parameters: dict[str, torch.nn.Parameter]) -> bytes:
+    """Of a safetensors file: where each tensor lies, in the order in which they are written."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, parameter in parameters.items():
+        shape = list(parameter.shape)
+        if model.model.memory is not None and parameter is model.model.memory.weight:
+            shape[0] = model.config.vocab_size
+        begin, end = end, end + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pieces(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Iterator[torch.Tensor]:
+    """A parameter on the first rank: whole, or the tables some rows at a time."""
+    memory = model.model.memory
+    if not isinstance(memory, ShardedMemory) or parameter is not memory.weight:
+        yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        return
+    for ids_U in torch.arange(model.config.vocab_size).split(ROWS_AT_ONCE):
+        yield memory.read(parameter, ids_U if ranks.is_first() else ids_U[:0])

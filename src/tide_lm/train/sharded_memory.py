@@ -1,0 +1,125 @@
+"""Tables that are spread over ranks: ids go out, rows come back, and gradients return to their owners.
+
+No rank ever holds more than its own rows and those of its batch. Tokenizers number frequent tokens first, so
+neighbouring ids belong to different ranks: token v is row v // ranks of rank v % ranks. All that fetches is
+collective. Shapes: U rows asked for by this rank, W rows wanted from this rank, R of them different, K
+blocks, D hidden.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from tide_lm import ranks
+from tide_lm.model import EmbeddingMemory, Memory
+from tide_lm.ops.transfer import upload
+from tide_lm.pretrained import TideConfig
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which rows go where: made once for a step, on the host, and used for its rows and its gradients."""
+
+    own_R: torch.Tensor  # rows of this rank, as places in its table
+    asked: list[int]  # how many rows this rank asks of each
+    wanted: list[int]  # how many rows each asks of this rank
+    place_W: torch.Tensor  # of all that are wanted, in the order of those who ask: where in own_R
+
+    @classmethod
+    def plan(cls, keys_U: torch.Tensor, rows_a_rank: int) -> "Exchange":
+        """For keys of `ShardedMemory.keys` in ascending order, on the host."""
+        asked_by_rank = torch.bincount(keys_U // rows_a_rank, minlength=ranks.count())
+        wanted_by_rank = torch.empty_like(asked_by_rank)
+        dist.all_to_all_single(wanted_by_rank, asked_by_rank)
+        asked, wanted = asked_by_rank.tolist(), wanted_by_rank.tolist()
+        keys_W = keys_U.new_empty(sum(wanted))
+        dist.all_to_all_single(keys_W, keys_U, wanted, asked)
+        own_R, place_W = (keys_W - ranks.rank() * rows_a_rank).unique(return_inverse=True)
+        return cls(own_R, asked, wanted, place_W)
+
+    def to(self, device: torch.device) -> "Exchange":
+        return Exchange(upload(self.own_R, device), self.asked, self.wanted, upload(self.place_W, device))
+
+    def fetch(self, own: torch.Tensor) -> torch.Tensor:
+        """What this rank asked for, from what each owns, for the rows `own_R`."""
+        sent = own[self.place_W]
+        fetched = sent.new_empty(sum(self.asked), *sent.shape[1:])
+        dist.all_to_all_single(fetched, sent, self.asked, self.wanted)
+        return fetched
+
+    def give_back(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum, for the rows `own_R`, of what the ranks that asked for them give back."""
+        received = values.new_empty(sum(self.wanted), *values.shape[1:])
+        dist.all_to_all_single(received, values, self.wanted, self.asked)
+        return received.new_zeros(len(self.own_R), *received.shape[1:]).index_add_(0, self.place_W, received)
+
+
+class ShardedMemory(EmbeddingMemory):
+    """This rank's rows of the tables, in the place of a model's memory."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__(config)
+        self.vocabulary = config.vocab_size
+        self.rows_a_rank = -(-self.vocabulary // ranks.count())
+        own = self.weight.new_empty(len(self.tokens), *self.weight.shape[1:])
+        self.weight = nn.Parameter(own, requires_grad=False)
+
+    @property
+    def tokens(self) -> range:
+        return range(ranks.rank(), self.vocabulary, ranks.count())
+
+    def keys(self, ids: torch.Tensor) -> torch.Tensor:
+        """Numbers that sort token ids by owner, and then by their place with the owner."""
+        return ids % ranks.count() * self.rows_a_rank + ids // ranks.count()
+
+    def plan(self, keys_U: torch.Tensor) -> Exchange:
+        return Exchange.plan(keys_U, self.rows_a_rank)
+
+    def forward(self, input_ids_BT: torch.Tensor) -> Memory:
+        keys_U, index = self.keys(input_ids_BT.cpu()).unique(return_inverse=True)
+        exchange = self.plan(keys_U).to(input_ids_BT.device)
+        raw_UKD = exchange.fetch(self.weight[exchange.own_R])
+        return Memory(self.norm(raw_UKD), index.to(input_ids_BT.device))
+
+    @torch.no_grad()
+    def read(self, own: torch.Tensor, ids_U: torch.Tensor) -> torch.Tensor:
+        """Rows of different tokens, of a tensor that has a row for each of `tokens`."""
+        keys_U, order_U = self.keys(ids_U).sort()
+        exchange = self.plan(keys_U).to(own.device)
+        fetched = exchange.fetch(own[exchange.own_R])
+        return torch.empty_like(fetched).index_copy_(0, order_U.to(own.device), fetched)
+
+    @torch.no_grad()
+    def write(self, own: torch.Tensor, ids_U: torch.Tensor, rows: torch.Tensor) -> None:
+        """Sets rows of different tokens, of a tensor that has a row for each of `tokens`."""
+        keys_U, order_U = self.keys(ids_U).sort()
+        exchange = self.plan(keys_U).to(own.device)
+        own[exchange.own_R] = exchange.give_back(rows.to(own.device)[order_U.to(own.device)])
+
+    def to_range(self, own: torch.Tensor) -> DTensor:
+        """A tensor of all tokens in their order, on the host, of which each rank has a range."""
+        pieces = [self.read(own, ids_U).cpu() for ids_U in self._pieces(own)]
+        mesh = init_device_mesh("cpu", (ranks.count(),))
+        local = torch.cat(pieces)
+        whole = torch.Size([self.vocabulary, *own.shape[1:]])
+        return DTensor.from_local(local, mesh, [Shard(0)], shape=whole, stride=local.stride())
+
+    def from_range(self, own: torch.Tensor, whole: DTensor) -> None:
+        """Takes the rows of `tokens` from a tensor that `to_range` made."""
+        begin = 0
+        for ids_U in self._pieces(own):
+            self.write(own, ids_U, whole.to_local()[begin : begin + len(ids_U)])
+            begin += len(ids_U)
+
+    def _pieces(self, own: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tokens of this rank's range, as many pieces on every rank, so that none is large."""
+        at_once = max(1, 2**24 // max(1, own[:1].numel()))
+        begin = ranks.rank() * self.rows_a_rank
+        for start in range(begin, begin + self.rows_a_rank, at_once):
+            end = min(start + at_once, begin + self.rows_a_rank, self.vocabulary)
+            yield torch.arange(start, max(start, end))
