@@ -61,6 +61,7 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("train.keep=0", "train.keep is 0: it must be at least 1"),
         ("optim.beta2=1", "they must be below 1"),
         ("optim.min_lr=1", "the schedule falls from the second to the first"),
+        ("optim.table_moments=float16", "use one of 'float32', 'bfloat16'"),
         ("train.seed=9223372036854775808", "it must be below"),
         ("train.batch=0", "train.batch is 0"),
         ("train.log_every=0", "train.log_every is 0"),
@@ -77,6 +78,16 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
 def test_a_wrong_setting_is_named_with_its_cure(setting, message):
     with pytest.raises(ValueError, match=message):
         RunConfig.load(None, [*SHORT, setting])
+
+
+def test_moments_of_tables_are_chosen_and_named_where_tables_are_row_lazy():
+    chosen = RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16"])
+    assert chosen.optim.table_policy.endswith("row-lazy AdamW, moments in bfloat16")
+    assert is_fixed(*differences(RunConfig.load(None, SHORT), chosen))
+    with pytest.raises(ValueError, match="table_moments is 'bfloat16' and table_update is 'dense'"):
+        RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16", "optim.table_update=dense"])
+    with pytest.raises(ValueError, match="table_moments is 'bfloat16', which would round"):
+        RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16", "optim.beta2=0.999"])
 
 
 def test_every_setting_is_described_with_its_default():

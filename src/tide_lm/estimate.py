@@ -82,7 +82,7 @@ def adam_bytes(model: ModelConfig) -> tuple[int, int]:
     """Bytes in float32: (weights, gradients and moments of what is resident, weights and moments of tables).
 
     A table's gradient is that of the rows in a batch. A trainer that forms it densely needs 4 bytes more
-    for each parameter of the tables.
+    for each parameter of the tables, and one with `optim.table_moments=bfloat16` 4 bytes less.
     """
     parameters = count_parameters(model)
     return 16 * parameters.resident, 12 * parameters.tables

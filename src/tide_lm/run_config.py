@@ -55,6 +55,7 @@ class OptimSection:
     clip_norm: float = 1.0  # 0: no clipping
     z_loss: float = 1e-6
     table_update: Literal["row-lazy", "dense"] = "row-lazy"
+    table_moments: Literal["float32", "bfloat16"] = "float32"
     table_lr_multiple: float = 1.0
     table_weight_decay: float = 0.1
 
@@ -62,7 +63,8 @@ class OptimSection:
     def table_policy(self) -> str:
         """How the tables are trained, in words."""
         rate, decay = self.table_lr_multiple, self.table_weight_decay
-        return f"learning rate x{rate:g}, decay {decay:g}, {self.table_update} AdamW"
+        moments = "" if self.table_moments == "float32" else f", moments in {self.table_moments}"
+        return f"learning rate x{rate:g}, decay {decay:g}, {self.table_update} AdamW{moments}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,13 @@ class TrainSection:
 
 
 # What a run that has begun cannot change, besides its model.
-_FIXED = ("data.sequence", "optim.table_update", "train.seed", "train.record_gradients")
+_FIXED = (
+    "data.sequence",
+    "optim.table_update",
+    "optim.table_moments",
+    "train.seed",
+    "train.record_gradients",
+)
 _AT_LEAST_ONE = (
     "data.sequence",
     "train.steps",
@@ -133,6 +141,16 @@ class RunConfig:
             raise ValueError(
                 f"optim.min_lr is {self.optim.min_lr} and max_lr is {self.optim.max_lr}: "
                 "the schedule falls from the second to the first"
+            )
+        if self.optim.table_moments == "bfloat16" and self.optim.beta2 > 0.99:
+            raise ValueError(
+                f"optim.beta2 is {self.optim.beta2} and table_moments is 'bfloat16', which would round what "
+                "that takes from a moment away: lower beta2 to 0.99, or set table_moments to 'float32'"
+            )
+        if self.optim.table_moments == "bfloat16" and self.optim.table_update == "dense":
+            raise ValueError(
+                "optim.table_moments is 'bfloat16' and table_update is 'dense', "
+                "whose moments are float32: set table_update to 'row-lazy', or table_moments to 'float32'"
             )
         if self.train.seed >= 2**63:
             raise ValueError(f"train.seed is {self.train.seed}: it must be below 2^63")

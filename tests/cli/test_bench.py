@@ -2,9 +2,11 @@
 
 import json
 
+import torch
 from typer.testing import CliRunner
 
 from tide_lm.cli import app
+from tide_lm.train import benchmark
 
 
 def test_bench_times_models_beside_plain_ones(tmp_path):
@@ -29,6 +31,25 @@ def test_bench_times_models_beside_plain_ones(tmp_path):
         assert run["tokens_per_s"] > 0
         assert sum(run["parts_ms"].values()) <= run["step_ms"] * 1.05
     assert written["provenance"]["command"]
+
+
+def test_each_vocabulary_is_timed_and_what_needs_too_much_memory_is_told(tmp_path, monkeypatch):
+    def give_up(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(benchmark, "_plain_step", give_up)
+    out = tmp_path / "train.json"
+    arguments = ["tide-2e-tiny", "--batch", "1", "--sequence", "16", "--steps", "1", "--peers"]
+    done = CliRunner().invoke(
+        app,
+        ["bench", "train", *arguments, "--vocab", "300", "--vocab", "400", "--out", str(out)],
+        catch_exceptions=False,
+    )
+    assert done.stdout.count("out of memory") == 2
+    timed, failed, also_timed, also_failed = json.loads(out.read_text())["runs"]
+    assert (timed["vocab"], also_timed["vocab"]) == (300, 400)
+    assert failed == {"preset": "tide-2e-tiny", "k": 2, "vocab": 300, "plain": True, "out_of_memory": True}
+    assert also_failed == {**failed, "vocab": 400}
 
 
 def test_an_unknown_preset_is_named():

@@ -206,6 +206,7 @@ def test_accumulation_changes_no_gradient(settings, tmp_path):
         "train.dtype=bfloat16",
         "train.activation_checkpointing=true",
         "optim.clip_norm=0",
+        "optim.table_moments=bfloat16",
     ],
 )
 def test_what_saves_time_or_memory_learns_the_same(settings, tmp_path, setting):
@@ -364,6 +365,10 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
     parameters = trainer.model.num_parameters()
     assert sum(result["parameters"].values()) == parameters
     assert result["bytes"]["moments"] == 8 * parameters
+    halved = train([*settings, "optim.table_moments=bfloat16"], tmp_path / "run", "--dry-run", "--json")
+    less = {name: result["bytes"][name] - size for name, size in json.loads(halved.stdout)["bytes"].items()}
+    assert less.pop("moments") == less.pop("most") == 4 * result["parameters"]["tables"]
+    assert not any(less.values())
     ids, _ = trainer.loader.next_batch()
     assert result["first_batch"]["shape"] == list(ids.shape)
     assert result["first_batch"]["first_ids"] == ids[0, :16].tolist()

@@ -64,9 +64,11 @@ def train(
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    model = run["preset"] + (", plain" if run["plain"] else ""), f"{run['vocab']:,}"
+    if "out_of_memory" in run:
+        return *model, "out of memory", "-", "-", "-"
     return (
-        run["preset"] + (", plain" if run["plain"] else ""),
-        f"{run['vocab']:,}",
+        *model,
         f"{run['tokens_per_s']:,.0f}",
         "-" if run["mfu"] is None else f"{run['mfu']:.1%}",
         f"{run['step_ms']:,.1f}",

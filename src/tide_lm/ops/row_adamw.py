@@ -2,8 +2,9 @@
 
 Without gradient a row still decays and follows its momentum. Those steps wait until the row is needed, and
 are then replayed one by one, so that it makes no difference where the replay is cut: a table that is
-brought up to date between two steps goes on to the same bits as one that is not. Some time after a row's
-last gradient its momentum no longer moves it; from there on weights and moments only shrink.
+brought up to date between two steps goes on to the same bits as one that is not. Moments of fewer bits than
+the weights are the exception: they are rounded wherever the replay is cut. Some time after a row's last
+gradient its momentum no longer moves it; from there on weights and moments only shrink.
 
 Shapes: V vocabulary, U rows of a step, K blocks, D hidden.
 """
@@ -32,12 +33,12 @@ class RowTable:
     touched_V: torch.Tensor
 
     @classmethod
-    def start(cls, weight_VKD: torch.Tensor) -> "RowTable":
-        """A table before its first step."""
+    def start(cls, weight_VKD: torch.Tensor, moments: torch.dtype | None = None) -> "RowTable":
+        """A table before its first step, its moments in the type of its weights or in another."""
         weight_VKD = weight_VKD.detach()
         steps_V = torch.zeros(len(weight_VKD), dtype=torch.int32, device=weight_VKD.device)
-        moments = torch.zeros_like(weight_VKD), torch.zeros_like(weight_VKD)
-        return cls(weight_VKD, *moments, steps_V, steps_V.clone())
+        exp_avg_VKD, exp_avg_sq_VKD = (torch.zeros_like(weight_VKD, dtype=moments) for _ in range(2))
+        return cls(weight_VKD, exp_avg_VKD, exp_avg_sq_VKD, steps_V, steps_V.clone())
 
     @property
     def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -177,7 +178,8 @@ def advance_reference(
 
     Operations are those of `torch.optim.AdamW`, in its order. Where torch adds a product without saying how
     often that is rounded (`addcmul_`, `addcdiv_`), each operation stands alone, so that no row depends on
-    how it and its neighbours fall into vectors; `lerp_` is rounded once.
+    how it and its neighbours fall into vectors; `lerp_` is rounded once. All are in the weights' type, and
+    moments of another are rounded when they are stored.
     """
     last_U, order_U = table.last_V[ids_U].sort()
     order_U = order_U[last_U < history.steps]
@@ -185,7 +187,8 @@ def advance_reference(
         return
     ids_U, last_U = ids_U[order_U], last_U[: len(order_U)]
     touched_U = table.touched_V[ids_U]
-    weight_UKD, exp_avg_UKD, exp_avg_sq_UKD = rows = [tensor[ids_U] for tensor in table.state]
+    dtype = table.weight_VKD.dtype
+    weight_UKD, exp_avg_UKD, exp_avg_sq_UKD = rows = [tensor[ids_U].to(dtype) for tensor in table.state]
     zero, (beta1, beta2) = weight_UKD.new_zeros(()), history.betas
     tail, newest = history.tail, history.steps
 
@@ -203,9 +206,9 @@ def advance_reference(
             weight.sub_((exp_avg * moving_U[:, None, None]).mul_(now.size).div_(denominator))
 
     if grad_UKD is not None:
-        grad_UKD = grad_UKD[order_U].to(weight_UKD.dtype)
+        grad_UKD = grad_UKD[order_U].to(dtype)
         if scale is not None:
-            grad_UKD.mul_(scale.to(weight_UKD.dtype))
+            grad_UKD.mul_(scale.to(dtype))
         now = history.scalars(newest)
         weight_UKD.mul_(now.decay)
         exp_avg_UKD.lerp_(grad_UKD, 1 - beta1)
@@ -214,4 +217,4 @@ def advance_reference(
         weight_UKD.sub_((exp_avg_UKD * now.size).div_(denominator))
 
     for tensor, new in zip(table.state, rows, strict=True):
-        tensor[ids_U] = new
+        tensor[ids_U] = new.to(tensor.dtype)

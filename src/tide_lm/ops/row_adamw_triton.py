@@ -72,8 +72,8 @@ def advance_kernel(
         inside = column < row
         here = id * row + column
         weight = tl.load(weight_ptr + here, inside, other=0.0)
-        exp_avg = tl.load(exp_avg_ptr + here, inside, other=0.0)
-        exp_avg_sq = tl.load(exp_avg_sq_ptr + here, inside, other=0.0)
+        exp_avg = tl.load(exp_avg_ptr + here, inside, other=0.0).to(weight.dtype)
+        exp_avg_sq = tl.load(exp_avg_sq_ptr + here, inside, other=0.0).to(weight.dtype)
 
         end = newest if grad_ptr is not None else newest + 1
         still = tl.minimum(tl.load(touched_ptr + id).to(tl.int32) + TAIL + 1, end)

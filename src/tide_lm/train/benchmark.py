@@ -24,6 +24,7 @@ from tide_lm.train.speed import peak_flops
 from tide_lm.train.tables import RowLazyTables, StepRows
 
 WARM_UP = 4  # steps, which compile and fill the allocator
+AGE = 1000  # steps that row-lazy tables have behind them when they are timed
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Step = Callable[["Clock"], None]
 
@@ -55,11 +56,28 @@ class Clock:
 def measure(
     preset: str, batch: int, sequence: int, steps: int, vocabulary: int = 0, plain: bool = False
 ) -> dict[str, Any]:
-    """Speed, peak memory and the parts of a step; `plain` as one would write it first, without this package's
-    ways to train: full logits, dense tables, the model compiled as a whole."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Speed, peak memory and the parts of a step, or that it ran out of memory; `plain` as one would write it
+    first, without this package's ways to train: full logits, dense tables, the model compiled as a whole."""
     preset_shape = presets.get(preset).model
     shape = replace(preset_shape, vocab_size=vocabulary or preset_shape.vocab_size)
+    result: dict[str, Any] = {
+        "preset": preset,
+        "k": shape.num_memory_blocks,
+        "vocab": shape.vocab_size,
+        "plain": plain,
+    }
+    try:
+        result |= _time(shape, batch, sequence, steps, plain)
+    except torch.cuda.OutOfMemoryError:
+        result["out_of_memory"] = True
+    torch._dynamo.reset()
+    gc.collect()  # after the error is gone, whose traceback holds the model
+    torch.cuda.empty_cache()
+    return result
+
+
+def _time(shape: ModelConfig, batch: int, sequence: int, steps: int, plain: bool) -> dict[str, Any]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     batches = _zipf_batches(shape.vocab_size, batch, sequence)
@@ -73,11 +91,7 @@ def measure(
     seconds = (_now(device) - started) / steps
     peak = peak_flops(device)
     flops = estimate.train_flops(shape, sequence)
-    result = {
-        "preset": preset,
-        "k": shape.num_memory_blocks,
-        "vocab": shape.vocab_size,
-        "plain": plain,
+    return {
         "batch": batch,
         "sequence": sequence,
         "tokens_per_s": round(batch * sequence / seconds, 1),
@@ -86,10 +100,6 @@ def measure(
         "step_ms": round(1e3 * seconds, 2),
         "parts_ms": {name: round(1e3 * taken / steps, 2) for name, taken in clock.seconds().items()},
     }
-    del step
-    gc.collect()
-    torch._dynamo.reset()
-    return result
 
 
 def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Step:
@@ -108,6 +118,8 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
         return upload(inputs_BT, device), upload(targets_BT, device), rows
 
     ahead = [prepare()]
+    if tables is not None:
+        _age(tables, missed_steps(shape.vocab_size, ahead[0][0].numel()), config.optim.max_lr)
 
     def step(clock: Clock) -> None:
         clock.mark("rows")
@@ -173,13 +185,37 @@ def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
     return model.train()
 
 
+def _age(tables: RowLazyTables, missed_V: torch.Tensor, rate: float) -> None:
+    """Puts tables where they would be after `AGE` steps: rows as far behind, moments that are not 0."""
+    table = tables.table
+    tables.set_rates(torch.full((AGE,), rate, dtype=torch.float64))
+    table.last_V.copy_(AGE - missed_V)
+    table.touched_V.copy_(table.last_V)
+    for moment in (table.exp_avg_VKD, table.exp_avg_sq_VKD):
+        moment.uniform_(1e-6, 1e-4)
+
+
+def missed_steps(vocabulary: int, tokens: int) -> torch.Tensor:
+    """How many steps, of so many tokens, each id has not been seen for; at most `AGE`, for never."""
+    shares_V = _zipf_shares(vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    # An id is not seen for n steps with a chance of (1 - share) ** (tokens * n).
+    chances_V = torch.rand(vocabulary, generator=generator, dtype=torch.float64)
+    return (chances_V.log() / (tokens * torch.log1p(-shares_V))).clamp(max=AGE).int()
+
+
 def _zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
     generator = torch.Generator().manual_seed(0)
-    shares_V = (1 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)).cumsum(0)
+    sums_V = _zipf_shares(vocabulary).cumsum(0)
     while True:
-        drawn = torch.rand(batch, sequence + 1, generator=generator, dtype=torch.float64) * shares_V[-1]
-        ids = torch.searchsorted(shares_V, drawn).clamp(max=vocabulary - 1)
+        drawn = torch.rand(batch, sequence + 1, generator=generator, dtype=torch.float64) * sums_V[-1]
+        ids = torch.searchsorted(sums_V, drawn).clamp(max=vocabulary - 1)
         yield ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def _zipf_shares(vocabulary: int) -> torch.Tensor:
+    shares_V = 1 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)
+    return shares_V / shares_V.sum()
 
 
 def _now(device: torch.device) -> float:

@@ -45,13 +45,15 @@ def _bytes(config: RunConfig, manifest: Manifest, parameters: estimate.Parameter
     weights, activations = 4 * parameters.total, activation_bytes(config, manifest)
     lazy = config.optim.table_update == "row-lazy"
     gradients = 4 * (parameters.resident if lazy else parameters.total)
+    moment = getattr(torch, config.optim.table_moments).itemsize
+    moments = 8 * parameters.resident + 2 * moment * parameters.tables
     alone = config.train.batch == config.train.windows_at_once() and not config.train.activation_checkpointing
     return {
         "weights": weights,
         "gradients": gradients,
-        "moments": 2 * weights,
+        "moments": moments,
         "activations": activations,
-        "most": 3 * weights + (max(gradients, activations) if alone else gradients + activations),
+        "most": weights + moments + (max(gradients, activations) if alone else gradients + activations),
     }
 
 

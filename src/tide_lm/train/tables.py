@@ -36,7 +36,7 @@ class RowLazyTables:
     def __init__(self, memory: EmbeddingMemory, settings: OptimSection, dtype: torch.dtype) -> None:
         memory.weight.requires_grad_(False)
         self.memory, self.dtype = memory, dtype
-        self.table = row_adamw.RowTable.start(memory.weight)
+        self.table = row_adamw.RowTable.start(memory.weight, getattr(torch, settings.table_moments))
         self._constants = (settings.beta1, settings.beta2), settings.eps, settings.table_weight_decay
         self.set_rates(None)
 
