@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tide_lm import estimate, presets
+from tide_lm.run_config import RunConfig
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -47,3 +50,23 @@ def test_every_file_and_command_named_exists():
         assert (ROOT / path).exists(), path
     commands = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     assert set(re.findall(r"\| `tide-lm (\w+)", README)) == commands
+
+
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+def test_the_settings_shown_for_many_gpus_fit_each_number_of_them(tmp_path):
+    (shown,) = re.findall(r"```toml\n(.*?)```", TRAINING, re.DOTALL)
+    (tmp_path / "run.toml").write_text(shown)
+    config = RunConfig.load(tmp_path / "run.toml")
+    for gpus in (1, 8, 64):
+        config.check_ranks(gpus)
+    assert 200e9 < config.train.steps * config.train.batch * config.data.sequence < 200.01e9
+
+
+def test_the_memory_shown_for_each_gpu_is_that_of_the_estimate():
+    rows = re.findall(r"^\| `(.*?)` \| (.*?) \| (.*?) \| (.*?) \|$", TRAINING, re.MULTILINE)
+    assert len(rows) == 6
+    for name, *shown in rows:
+        model = presets.get(name).model
+        assert shown == [f"{sum(estimate.adam_bytes(model, gpus)) / 1e9:.1f}" for gpus in (1, 8, 64)]

@@ -78,14 +78,15 @@ def train_flops(model: ModelConfig, sequence: int) -> int:
     return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * model.num_memory_blocks
 
 
-def adam_bytes(model: ModelConfig) -> tuple[int, int]:
+def adam_bytes(model: ModelConfig, gpus: int = 1) -> tuple[int, int]:
     """Bytes in float32: (weights, gradients and moments of what is resident, weights and moments of tables).
 
-    A table's gradient is that of the rows in a batch. A trainer that forms it densely needs 4 bytes more
-    for each parameter of the tables, and one with `optim.table_moments=bfloat16` 4 bytes less.
+    Each of several GPUs holds its share. A table's gradient is that of the rows in a batch. A trainer that
+    forms it densely needs 4 bytes more for each parameter of the tables, and one with
+    `optim.table_moments=bfloat16` 4 bytes less.
     """
     parameters = count_parameters(model)
-    return 16 * parameters.resident, 12 * parameters.tables
+    return -(-16 * parameters.resident // gpus), -(-12 * parameters.tables // gpus)
 
 
 def expected_updates(frequency: float, tokens: float, batch: int, sequence: int) -> tuple[float, float]:

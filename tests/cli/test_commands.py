@@ -52,6 +52,9 @@ def test_estimate_gives_the_papers_sizes():
     more = result_of("estimate", "tide-8e-1b", "--memory-blocks", "24")
     assert round(more["inference"][2]["table_bytes"] / 1e9, 3) == 3.152
     assert "4.203 GB" in tide_lm("estimate", "tide-8e-1b").stdout
+    shared = result_of("estimate", "tide-8e-1b", "--gpus", "64")["training"]["adam_bytes"]
+    assert shared["tables"] == 12 * result["parameters"]["tables"] / 64
+    assert "on each of 64" in tide_lm("estimate", "tide-8e-1b", "--gpus", "64").stdout
 
 
 def test_estimate_reads_a_model_folder(tiny_model, tmp_path):

@@ -21,6 +21,7 @@ def command(
     sequence: Annotated[
         int | None, typer.Option("--sequence", min=1, help="Tokens of a training sequence.")
     ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs that share the training.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Parameters, FLOPs, VRAM, SSD and optimiser bytes of a model, for any number of memory blocks."""
@@ -32,16 +33,16 @@ def command(
     except ValueError as error:
         hint = "" if on_disk else "; nor is there a folder or file of that name"
         raise typer.BadParameter(f"{error}{hint}") from None
-    result = _estimate(model, shape, sequence or shape.max_position_embeddings)
+    result = _estimate(model, shape, sequence or shape.max_position_embeddings, gpus)
     if as_json:
         print_json(result)
     else:
         _print(result)
 
 
-def _estimate(name: str, model: ModelConfig, sequence: int) -> dict[str, Any]:
+def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[str, Any]:
     parameters = estimate.count_parameters(model)
-    resident_adam, table_adam = estimate.adam_bytes(model)
+    resident_adam, table_adam = estimate.adam_bytes(model, gpus)
     return {
         "model": name,
         "memory_blocks": model.num_memory_blocks,
@@ -59,6 +60,7 @@ def _estimate(name: str, model: ModelConfig, sequence: int) -> dict[str, Any]:
         "training": {
             "sequence": sequence,
             "flops_per_token": estimate.train_flops(model, sequence),
+            "gpus": gpus,
             "adam_bytes": {"resident": resident_adam, "tables": table_adam},
         },
     }
@@ -84,15 +86,15 @@ def _print(result: dict[str, Any]) -> None:
             for row in result["inference"]
         ],
     )
-    adam = training["adam_bytes"]
+    adam, each = training["adam_bytes"], f", on each of {gpus}" if (gpus := training["gpus"]) > 1 else ""
     print_table(
         "Running and training",
         ["what", "cost"],
         [
             ("KV cache, bytes a token in 16 bit", f"{result['cache_bytes_per_token']:,}"),
             (f"FLOPs to train a token, T = {training['sequence']:,}", f"{training['flops_per_token']:.3e}"),
-            ("Adam in float32: weights, gradients, moments", _gigabytes(adam["resident"])),
-            ("Adam in float32: tables and their moments", _gigabytes(adam["tables"])),
+            (f"Adam in float32: weights, gradients, moments{each}", _gigabytes(adam["resident"])),
+            (f"Adam in float32: tables and their moments{each}", _gigabytes(adam["tables"])),
         ],
     )
 
