@@ -72,7 +72,7 @@ def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
 
     Damaged ones are named through `tell` and passed over; if all are, that is an error.
     """
-    found = sorted(_finished(checkpoints), reverse=True)
+    found = ranks.from_first(lambda: sorted(_finished(checkpoints), reverse=True))
     for path in found:
         fault = find_fault(path)
         if fault is None:
@@ -93,10 +93,15 @@ def remove_after(checkpoints: Path, step: int) -> None:
 
 
 def find_fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """What is wrong with a checkpoint, or None; all ranks take part, each with its share of the files."""
+    faults = ranks.gather(_find_fault(checkpoint))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _find_fault(checkpoint: Path) -> str | None:
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        for name, expected in files.items():
+        for name, expected in list(files.items())[ranks.rank() :: ranks.count()]:
             path = checkpoint / name
             if not path.exists():
                 return f"{name} is missing"

@@ -2,14 +2,17 @@
 
 import os
 import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+TIMEOUT = timedelta(minutes=30)
 T = TypeVar("T")
 
 
@@ -43,26 +46,62 @@ def joined() -> Iterator[None]:
     if not dist.is_torchelastic_launched():
         yield
         return
-    on_gpu = torch.cuda.is_available()
+    on_gpu, local = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])
     if on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if local >= torch.cuda.device_count():
+            raise ValueError(
+                f"torchrun started {os.environ['LOCAL_WORLD_SIZE']} processes on a machine of "
+                f"{torch.cuda.device_count()} GPUs: lower --nproc-per-node"
+            )
+        torch.cuda.set_device(local)
+    store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
     # Tensors on the host go through gloo, so that ids can be exchanged while the GPU is at work.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(minutes=30))
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    store = _of_this_start(store, rank, ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     yield
     dist.destroy_process_group()
 
 
-def leave(status: int) -> None:
-    """Ends this process, as `sys.exit` does in a process on its own.
+def _of_this_start(store: dist.Store, rank: int, ranks: int) -> dist.Store:
+    """A part of torchrun's store that is new to all ranks.
 
-    In one of a group, threads of gloo outlive the group, since caches of DTensor hold it. They can abort the
-    interpreter as it ends, which torchrun would take for a failure.
+    torchrun keeps its store when it restarts processes, with the addresses of those that are gone. The first
+    rank therefore names each start anew, and answers those who ask under that name; a rank that finds the
+    name of an earlier start gets no answer, and looks again.
+    """
+    own = uuid.uuid4().hex
+    if rank == 0:
+        store.set("start", own)
+        for other in range(1, ranks):
+            asking = store.get(f"{own}/{other}").decode()
+            store.set(f"{own}/{other}/{asking}", "")
+        return dist.PrefixStore(own, store)
+    while True:
+        start = store.get("start").decode()
+        store.set(f"{start}/{rank}", own)
+        with suppress(dist.DistStoreError):
+            store.wait([f"{start}/{rank}/{own}"], timedelta(seconds=1))
+            return dist.PrefixStore(start, store)
+
+
+def leave(status: int) -> None:
+    """Ends this process at once, if torchrun started it.
+
+    Threads of gloo outlive their group, since caches of DTensor hold it. They can abort the interpreter as it
+    ends, which torchrun would take for a failure.
     """
     if not dist.is_torchelastic_launched():
-        sys.exit(status)
+        return
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def let_first_speak() -> None:
+    """Before an error that all processes may have met: the first tells it, and torchrun ends the others."""
+    if dist.is_torchelastic_launched() and os.environ["RANK"] != "0":
+        time.sleep(5)
 
 
 def wait() -> None:
@@ -72,7 +111,7 @@ def wait() -> None:
 
 
 def from_first(work: Callable[[], T]) -> T:
-    """What `work` returns on the first process, on all. If it fails there, the others end without a word."""
+    """What `work` returns on the first process, on all. If it fails there, the others end with it."""
     if not together():
         return work()
     told: list[Any] = [False, None]
@@ -82,6 +121,7 @@ def from_first(work: Callable[[], T]) -> T:
     finally:
         dist.broadcast_object_list(told)
     if not told[0]:
+        let_first_speak()
         leave(1)
     return told[1]
 

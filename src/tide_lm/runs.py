@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -69,17 +70,21 @@ def publish(folder: Path, final: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, busy: str) -> Iterator[None]:
-    """Holds a lock file for as long as this process lives, however it ends; `busy` is said to another.
+def locked(path: Path, busy: str, patience: float = 0) -> Iterator[None]:
+    """Holds a lock file for as long as this process lives, however it ends.
 
-    The file is removed in the end.
+    `busy` is said to another, after so many seconds of patience. The file is removed in the end.
     """
+    given_up = time.monotonic() + patience
     while True:
         with path.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(busy) from None
+                if time.monotonic() >= given_up:
+                    raise ValueError(busy) from None
+                time.sleep(0.5)
+                continue
             if not os.fstat(file.fileno()).st_nlink:  # its last holder removed it after it was opened here
                 continue
             try:
@@ -117,7 +122,9 @@ class RunDirectory:
         """Keeps a second trainer out for as long as this one lives, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         busy = f"{self.path} is in use by another trainer: wait for it, or stop it"
-        with locked(self.path / "lock", busy):
+        # A shared disk may hold the lock of a machine that died for a while.
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        with locked(self.path / "lock", busy, patience=120 if restarted else 0):
             yield
 
     def add_metrics(self, record: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
 """A run on a GPU: compiled, in bfloat16, and resumed."""
 
+import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,13 +14,12 @@ from tide_lm.train.trainer import Trainer
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.mark.parametrize("update", ["row-lazy", "dense"])
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(prepared, tmp_path, update):
-    settings = [
+@pytest.fixture
+def settings(prepared):
+    return [
         f'data.path="{prepared}"',
         "data.sequence=32",
         "model.preset=tide-2e-tiny",
-        f"optim.table_update={update}",
         "optim.warmup_steps=0",
         "train.steps=6",
         "train.batch=4",
@@ -27,8 +29,27 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(prepared, tmp_path, upda
         "train.validation_sequences=4",
         "train.tensorboard=false",
     ]
-    config = RunConfig.load(None, settings)
+
+
+@pytest.mark.parametrize("update", ["row-lazy", "dense"])
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings, tmp_path, update):
+    config = RunConfig.load(None, [*settings, f"optim.table_update={update}"])
     whole = Trainer(config, tmp_path / "run", print).train()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000006")
     resumed = Trainer(config, tmp_path / "run", print, resume=True).train()
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=1e-3)
+
+
+def test_torchrun_with_one_gpu_trains_as_without_it(settings, tmp_path):
+    """The way of many GPUs: NCCL beside gloo, FSDP2, rows with an owner, sharded checkpoints and export."""
+    expected = Trainer(RunConfig.load(None, settings), tmp_path / "alone", print).train()
+    chosen = [argument for setting in settings for argument in ("--set", setting)]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "--"]
+    call = [*start, "tide_lm", "train", *chosen, "--run", str(tmp_path / "run"), "--resume", "--json"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000006")
+    resumed = subprocess.run(call, capture_output=True, text=True, timeout=300)
+    assert "resumed from step 3" in resumed.stderr
+    assert json.loads(resumed.stdout)["loss"] == pytest.approx(expected["loss"], rel=1e-3)

@@ -18,6 +18,7 @@ from tide_lm.cli import (
     report,
     train,
 )
+from tide_lm.cli.output import let_first_speak
 
 app = typer.Typer(
     name="tide-lm",
@@ -57,5 +58,6 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
+        let_first_speak()
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

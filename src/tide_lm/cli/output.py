@@ -1,6 +1,7 @@
 """Results go to stdout, as a table or as JSON; everything else goes to stderr."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -33,3 +34,11 @@ def print_table(
     # In a narrow one, numbers would be cut; and a file has no width.
     console.width = max(console.width, 80) if console.is_terminal else 120
     console.print(table)
+
+
+def let_first_speak() -> None:
+    """Before an error that all processes of torchrun may have met."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from tide_lm import ranks
+
+        ranks.let_first_speak()

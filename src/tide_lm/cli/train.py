@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm import runs
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.output import AsJson, let_first_speak, print_json, print_table
 from tide_lm.cli.progress import training_progress
 from tide_lm.run_config import RunConfig
 
@@ -30,11 +30,12 @@ def command(
 ) -> None:
     """Train a base or a TIDE model on prepared data; resumable to the bit."""
     before = runs.RunDirectory(run).read_config() if resume else None
-    if resume and before is None and config is None and not settings:
-        raise typer.BadParameter(f"there is no run in {run} to resume: name it with --run")
     try:
+        if resume and before is None and config is None and not settings:
+            raise ValueError(f"there is no run in {run} to resume: name it with --run")
         chosen = RunConfig.load(config, settings or (), before)
     except ValueError as error:
+        let_first_speak()
         raise typer.BadParameter(str(error)) from None
     if dry_run:
         from tide_lm.train.dry_run import dry_run as try_out
@@ -54,9 +55,10 @@ def command(
             print_json(validation)
         elif validation and ranks.is_first():
             typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
-    if trainer.stopped_by and trainer.step < chosen.train.steps:
-        ranks.leave(128 + trainer.stopped_by)  # as a shell says it
-    ranks.leave(0)
+    stopped = trainer.stopped_by and trainer.step < chosen.train.steps
+    status = 128 + trainer.stopped_by if stopped else 0  # as a shell says it
+    ranks.leave(status)
+    raise typer.Exit(status)
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:

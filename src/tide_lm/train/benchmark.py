@@ -132,8 +132,9 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
         loss = objective(inputs_BT, targets_BT, lent).objective
         clock.mark("backward")
         loss.backward()
-        if tables is not None:
-            tables.take_back()
+        if tables is not None and lent is not None:
+            tables.take_back(0, lent)
+            tables.collect()
         clock.mark("optimizer")
         norm = optim.gradient_norm(model, tables)
         ahead.append(prepare())

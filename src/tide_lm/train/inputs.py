@@ -33,9 +33,6 @@ def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     if not len(validation):
         raise ValueError(f"{folder} holds no text out for validation: prepare it with a larger --validation")
     count_windows(validation, settings.sequence)
-    if settings.verify:
-        train.verify()
-        validation.verify()
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     return Inputs(train, validation, tokenizer, FrequencyBins.from_prepared(folder))
 

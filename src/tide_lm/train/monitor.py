@@ -36,6 +36,13 @@ class Monitor:
                 self._wandb_run = _start_wandb(self.run)
             self._wandb_run.log(numbers, step=int(step))
 
+    def close(self) -> None:
+        """Says that all was sent: a process of torchrun ends without its usual ending."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._wandb_run is not None:
+            self._wandb_run.finish()
+
 
 def _numbers(record: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of nested records under names such as `validation/loss_by_decile/0`."""

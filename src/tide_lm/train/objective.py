@@ -3,7 +3,8 @@
 The module's forward is all that a step calls, so that sharding it from outside shards the step.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,8 @@ def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
     )
 
 
-class Lent(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Lent:
     """Rows of the tables that a batch needs, as they are stored, and where it needs them."""
 
     raw_UKD: torch.Tensor
@@ -51,7 +53,7 @@ class Objective(nn.Module):
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, lent: Lent | None = None) -> Loss:
         """`lent` are rows that were fetched beforehand; without them the model looks them up."""
         decoder = self.model.model
-        with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=self.in_bfloat16):
+        with self.precision(inputs_BT.device):
             embedded_BTD = decoder.embed_tokens(inputs_BT)
             if self.in_bfloat16:  # and so is the residual stream
                 embedded_BTD = embedded_BTD.to(torch.bfloat16)
@@ -65,12 +67,15 @@ class Objective(nn.Module):
             head_VD = self.model.lm_head.weight
             return chunked_cross_entropy(hidden_BTD.flatten(0, 1), head_VD, targets_BT.flatten(), self.z_loss)
 
+    def precision(self, device: torch.device) -> torch.autocast:
+        """In which products are calculated."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16)
+
     def _normed(self, lent: Lent, norm: MemoryNorm) -> Memory:
-        raw_UKD, where = lent
-        dtype, layers = torch.bfloat16 if self.in_bfloat16 else raw_UKD.dtype, len(self.model.model.layers)
-        gain_KD = norm.weight.to(raw_UKD.dtype)  # which it is already, unless FSDP gathered it in bfloat16
-        rows_UKD, sinks = normed_rows(raw_UKD, gain_KD, norm.eps, where, layers, dtype)
-        return Memory(rows_UKD, where.index_BT, sinks)
+        dtype = torch.bfloat16 if self.in_bfloat16 else lent.raw_UKD.dtype
+        layers = len(self.model.model.layers)
+        rows_UKD, sinks = normed_rows(lent.raw_UKD, norm.weight, norm.eps, lent.where, layers, dtype)
+        return Memory(rows_UKD, lent.where.index_BT, sinks)
 
 
 def compile_layers(model: TideForCausalLM) -> None:

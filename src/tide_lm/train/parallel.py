@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,41 +41,24 @@ def shard(objective: Objective, device: torch.device) -> None:
     )
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
+    # The rest in float32, as without FSDP: embedding and head have a gradient that was added up in it.
     tables = set() if decoder.memory is None else {decoder.memory.weight}
-    fully_shard(objective, mesh=mesh, mp_policy=policy, ignored_params=tables)
+    fully_shard(objective, mesh=mesh, ignored_params=tables)
     objective.to_empty(device=device)
     objective.model.tie_weights()
     objective.model.init_weights()
 
 
-@contextmanager
-def gathered(objective: Objective) -> Iterator[None]:
+def gather(objective: Objective) -> None:
     """For calls of the model that do not go through the objective, which gathers what its layers do not."""
     if isinstance(objective, FSDPModule):
         objective.unshard()
-    yield
+
+
+def spread(objective: Objective) -> None:
+    """After a forward pass without a backward, which would do it: parameters are shards again."""
     if isinstance(objective, FSDPModule):
         objective.reshard()
-
-
-def to_checkpoint(model: TideForCausalLM, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors with a row for each token of this rank, as a checkpoint holds them on any number of ranks."""
-    memory = model.model.memory
-    if not isinstance(memory, ShardedMemory):
-        return tensors
-    return {name: memory.to_range(own) for name, own in tensors.items()}
-
-
-def from_checkpoint(
-    model: TideForCausalLM, tensors: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor]
-) -> None:
-    """Fills tensors from what `to_checkpoint` made of them, and a checkpoint filled."""
-    memory = model.model.memory
-    if isinstance(memory, ShardedMemory):
-        for name, own in tensors.items():
-            whole = loaded[name]
-            assert isinstance(whole, DTensor)
-            memory.from_range(own, whole)
 
 
 def save_pretrained(model: TideForCausalLM, folder: Path) -> None:
@@ -84,18 +67,18 @@ def save_pretrained(model: TideForCausalLM, folder: Path) -> None:
     No rank ever holds more of the tables than its own rows and a piece.
     """
     parameters = dict(model.named_parameters())
-    if ranks.is_first():
-        model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-        file = (folder / "model.safetensors").open("wb")
-        file.write(_header(model, parameters))
-    for parameter in parameters.values():
-        for piece in _pieces(model, parameter):
-            if ranks.is_first():
-                file.write(piece.detach().cpu().contiguous().numpy().data)
-    if ranks.is_first():
-        file.close()
+    with ExitStack() as stack:
+        file = None
+        if ranks.is_first():
+            model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
+            model.config.save_pretrained(folder)
+            model.generation_config.save_pretrained(folder)
+            file = stack.enter_context((folder / "model.safetensors").open("wb"))
+            file.write(_header(model, parameters))
+        for parameter in parameters.values():
+            for piece in _pieces(model, parameter):
+                if file is not None:
+                    file.write(piece.detach().cpu().contiguous().numpy().data)
 
 
 def _header(model: TideForCausalLM, parameters: dict[str, torch.nn.Parameter]) -> bytes:
@@ -106,6 +89,7 @@ def _header(model: TideForCausalLM, parameters: dict[str, torch.nn.Parameter]) -
         shape = list(parameter.shape)
         if model.model.memory is not None and parameter is model.model.memory.weight:
             shape[0] = model.config.vocab_size
+        assert parameter.dtype == torch.float32, name
         begin, end = end, end + 4 * math.prod(shape)
         entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()

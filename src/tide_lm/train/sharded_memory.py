@@ -6,6 +6,7 @@ collective. Shapes: U rows asked for by this rank, W rows wanted from this rank,
 blocks, D hidden.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -94,32 +95,35 @@ class ShardedMemory(EmbeddingMemory):
         fetched = exchange.fetch(own[exchange.own_R])
         return torch.empty_like(fetched).index_copy_(0, order_U.to(own.device), fetched)
 
-    @torch.no_grad()
-    def write(self, own: torch.Tensor, ids_U: torch.Tensor, rows: torch.Tensor) -> None:
-        """Sets rows of different tokens, of a tensor that has a row for each of `tokens`."""
-        keys_U, order_U = self.keys(ids_U).sort()
-        exchange = self.plan(keys_U).to(own.device)
-        own[exchange.own_R] = exchange.give_back(rows.to(own.device)[order_U.to(own.device)])
-
-    def to_range(self, own: torch.Tensor) -> DTensor:
-        """A tensor of all tokens in their order, on the host, of which each rank has a range."""
-        pieces = [self.read(own, ids_U).cpu() for ids_U in self._pieces(own)]
+    def range_like(self, own: torch.Tensor) -> DTensor:
+        """Room for a tensor of all tokens in their order, on the host, of which each rank has a range."""
+        begin = ranks.rank() * self.rows_a_rank
+        rows = max(0, min(self.rows_a_rank, self.vocabulary - begin))
+        local = torch.empty(rows, *own.shape[1:], dtype=own.dtype)
         mesh = init_device_mesh("cpu", (ranks.count(),))
-        local = torch.cat(pieces)
         whole = torch.Size([self.vocabulary, *own.shape[1:]])
         return DTensor.from_local(local, mesh, [Shard(0)], shape=whole, stride=local.stride())
 
-    def from_range(self, own: torch.Tensor, whole: DTensor) -> None:
-        """Takes the rows of `tokens` from a tensor that `to_range` made."""
-        begin = 0
-        for ids_U in self._pieces(own):
-            self.write(own, ids_U, whole.to_local()[begin : begin + len(ids_U)])
-            begin += len(ids_U)
+    def to_range(self, own: torch.Tensor) -> DTensor:
+        """A tensor with a row for each of `tokens`, as it is in the order of all tokens."""
+        whole = self.range_like(own)
+        for ids_U, piece in self._pieces(whole):
+            piece.copy_(self.read(own, ids_U))
+        return whole
 
-    def _pieces(self, own: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tokens of this rank's range, as many pieces on every rank, so that none is large."""
-        at_once = max(1, 2**24 // max(1, own[:1].numel()))
-        begin = ranks.rank() * self.rows_a_rank
-        for start in range(begin, begin + self.rows_a_rank, at_once):
-            end = min(start + at_once, begin + self.rows_a_rank, self.vocabulary)
-            yield torch.arange(start, max(start, end))
+    @torch.no_grad()
+    def from_range(self, own: torch.Tensor, whole: torch.Tensor) -> None:
+        """The reverse of `to_range`, in place."""
+        for ids_U, piece in self._pieces(whole):
+            keys_U, order_U = self.keys(ids_U).sort()
+            exchange = self.plan(keys_U).to(own.device)
+            own[exchange.own_R] = exchange.give_back(piece[order_U].to(own.device))
+
+    def _pieces(self, whole: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Tokens of this rank's range, and their rows: as many pieces on every rank, and none large."""
+        assert isinstance(whole, DTensor)
+        local, begin = whole.to_local(), ranks.rank() * self.rows_a_rank
+        at_once = max(1, 2**24 // math.prod(whole.shape[1:]))
+        for start in range(0, self.rows_a_rank, at_once):
+            piece = local[start : min(start + at_once, self.rows_a_rank)]
+            yield torch.arange(begin + start, begin + start + len(piece)), piece

@@ -22,10 +22,11 @@ from tide_lm.train.sharded_memory import Exchange, ShardedMemory
 
 
 class StepRows(NamedTuple):
-    """The rows of one step: for each micro-batch, and where those are among the rows of all together."""
+    """The rows of one step: for each micro-batch, and where those are among the rows of all."""
 
     indices: list[RowIndex]
     places: list[torch.Tensor]
+    distinct: int
     own_R: torch.Tensor
     exchange: Exchange | None
 
@@ -33,50 +34,68 @@ class StepRows(NamedTuple):
 class RowLazyTables:
     """Lends the rows of a batch to the model, gathers their gradients, and moves them."""
 
+    own_R: torch.Tensor
+    gradient_RKD: torch.Tensor
+    _rows: StepRows
+    _fetched_UKD: torch.Tensor | None  # from their owners, if there are other ranks
+    _gradient_UKD: torch.Tensor | None  # of the micro-batches so far
+
     def __init__(self, memory: EmbeddingMemory, settings: OptimSection, dtype: torch.dtype) -> None:
         memory.weight.requires_grad_(False)
-        self.memory, self.dtype = memory, dtype
+        self.dtype = dtype
+        self._sharded = memory if isinstance(memory, ShardedMemory) else None
         self.table = row_adamw.RowTable.start(memory.weight, getattr(torch, settings.table_moments))
         self._constants = (settings.beta1, settings.beta2), settings.eps, settings.table_weight_decay
         self.set_rates(None)
 
     def prepare(self, micro_batches: Sequence[torch.Tensor]) -> StepRows:
         """The rows of a step's micro-batches, given their ids on the host; all ranks do this together."""
-        memory, device = self.memory, self.table.last_V.device
-        sharded = memory if isinstance(memory, ShardedMemory) else None
+        sharded, device = self._sharded, self.table.last_V.device
         indices = [RowIndex.of(ids if sharded is None else sharded.keys(ids)) for ids in micro_batches]
         ids_U = torch.cat([index.ids_U for index in indices]).unique()
         places = [upload(torch.searchsorted(ids_U, index.ids_U), device) for index in indices]
         exchange = None if sharded is None else sharded.plan(ids_U).to(device)
         own_R = upload(ids_U, device) if exchange is None else exchange.own_R
-        return StepRows([index.to(device) for index in indices], places, own_R, exchange)
+        return StepRows([index.to(device) for index in indices], places, len(ids_U), own_R, exchange)
 
     def begin(self, rows: StepRows) -> None:
-        """Brings the rows of a step up to date, and fetches them."""
-        self._rows = rows
+        """Brings the rows of a step up to date, and fetches those of other ranks."""
+        self._rows, self._fetched_UKD, self._gradient_UKD = rows, None, None
         row_adamw.catch_up(self.table, rows.own_R, self.history)
-        own_RKD = self.table.weight_VKD[rows.own_R]
         if rows.exchange is not None:  # as FSDP does with weights, in the precision that they are used in
-            own_RKD = rows.exchange.fetch(own_RKD.to(self.dtype)).to(own_RKD.dtype)
-        self._raw_UKD = own_RKD.requires_grad_()
+            self._fetched_UKD = rows.exchange.fetch(self.table.weight_VKD[rows.own_R].to(self.dtype))
 
     def lend(self, micro_batch: int) -> Lent:
         """The rows of one of the step's micro-batches."""
-        index = self._rows.indices[micro_batch]
-        if len(self._rows.indices) == 1:
-            return Lent(self._raw_UKD, index)
-        return Lent(self._raw_UKD.index_select(0, self._rows.places[micro_batch]), index)
+        index, place_U = self._rows.indices[micro_batch], self._rows.places[micro_batch]
+        if self._fetched_UKD is None:
+            raw_UKD = self.table.weight_VKD[index.ids_U]
+        else:
+            raw_UKD = self._fetched_UKD[place_U].to(self.table.weight_VKD.dtype)
+        return Lent(raw_UKD.requires_grad_(), index)
 
-    def take_back(self) -> None:
-        """Takes the gradients of the rows that this rank owns, after the last backward pass of a step."""
-        gradient_UKD, exchange = self._raw_UKD.grad, self._rows.exchange
+    def take_back(self, micro_batch: int, lent: Lent) -> None:
+        """Adds the gradient of what was lent, after its backward pass."""
+        gradient_UKD = lent.raw_UKD.grad
+        assert gradient_UKD is not None
+        if len(self._rows.indices) == 1:
+            self._gradient_UKD = gradient_UKD
+            return
+        if self._gradient_UKD is None:
+            self._gradient_UKD = gradient_UKD.new_zeros(self._rows.distinct, *gradient_UKD.shape[1:])
+        self._gradient_UKD.index_add_(0, self._rows.places[micro_batch], gradient_UKD)
+
+    def collect(self) -> None:
+        """Takes the gradients of a step to the ranks that own their rows."""
+        gradient_UKD, exchange = self._gradient_UKD, self._rows.exchange
         assert gradient_UKD is not None
         if exchange is not None:  # their mean, as FSDP has it for all other weights
             gradient_UKD = exchange.give_back(gradient_UKD).div_(ranks.count())
         self.own_R, self.gradient_RKD = self._rows.own_R, gradient_UKD
+        self._fetched_UKD = self._gradient_UKD = None
 
     def step(self, rate: float, scale: torch.Tensor) -> None:
-        """Takes a step of AdamW with the gradients that were taken back, times a scale."""
+        """Takes a step of AdamW with the gradients that were collected, times a scale."""
         self.history.append(rate)
         row_adamw.step(self.table, self.own_R, self.gradient_RKD, self.history, scale)
 
@@ -85,11 +104,29 @@ class RowLazyTables:
         row_adamw.flush(self.table, self.history)
 
     def set_rates(self, rates: torch.Tensor | None) -> None:
-        """The learning rates of all steps so far, as a checkpoint has them."""
+        """The learning rates of all steps so far."""
         self.history = row_adamw.History(*self._constants, rates)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds beside the learning rates: tensors with a row for each token."""
+    def to_checkpoint(self) -> dict[str, torch.Tensor]:
+        """All that a checkpoint holds of the tables, with rows in the order of tokens."""
+        own, sharded = self._tensors(), self._sharded
+        held = own if sharded is None else {name: sharded.to_range(tensor) for name, tensor in own.items()}
+        return held | ({"tables.rates": self.history.rates} if self.history.steps else {})
+
+    def room(self, steps: int) -> dict[str, torch.Tensor]:
+        """Tensors for a checkpoint after so many steps to fill."""
+        own, sharded = self._tensors(), self._sharded
+        room = own if sharded is None else {name: sharded.range_like(tensor) for name, tensor in own.items()}
+        return room | ({"tables.rates": torch.zeros(steps, dtype=torch.float64)} if steps else {})
+
+    def from_checkpoint(self, filled: dict[str, torch.Tensor]) -> None:
+        """Takes over what `room` made, and a checkpoint filled."""
+        self.set_rates(filled.get("tables.rates"))
+        if self._sharded is not None:
+            for name, own in self._tensors().items():
+                self._sharded.from_range(own, filled[name])
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
         return {
             "model.model.memory.weight": self.table.weight_VKD,
             "tables.exp_avg": self.table.exp_avg_VKD,

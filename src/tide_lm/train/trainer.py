@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,9 @@ class Trainer:
         self.device = ranks.device()
         ranks.from_first(self._check)
         if not ranks.is_first():
-            self.inputs = open_inputs(replace(config.data, verify=False), config.model)
+            self.inputs = open_inputs(config.data, config.model)
+        if config.data.verify:
+            self._verify()
         self.loader = Loader(
             self.inputs.train,
             config.data.sequence,
@@ -97,6 +98,17 @@ class Trainer:
         self.monitor = Monitor(self.run.path, self.config.train.tensorboard, self.config.train.wandb)
         self.inputs = open_inputs(self.config.data, self.config.model)
 
+    def _verify(self) -> None:
+        """Compares checksums of the data, each rank those of its share."""
+        fault = None
+        try:
+            self.inputs.train.verify(ranks.rank(), ranks.count())
+            self.inputs.validation.verify(ranks.rank(), ranks.count())
+        except ValueError as error:
+            fault = str(error)
+        if faults := [fault for fault in ranks.gather(fault) if fault is not None]:
+            raise ValueError(faults[0])
+
     def _check_run(self) -> None:
         """That the folder is free, or holds a run with these settings that is to be resumed."""
         before = self.run.read_config()
@@ -128,11 +140,13 @@ class Trainer:
             try:
                 return self._loop()
             finally:
+                if ranks.is_first():
+                    self.monitor.close()
                 for number, handler in previous.items():
                     signal.signal(number, handler)
 
     def _begin(self) -> None:
-        found = ranks.from_first(lambda: checkpoint.newest(self.run.checkpoints, self.tell))
+        found = checkpoint.newest(self.run.checkpoints, self.tell)
         if found is not None:
             self._restore(found)
         ranks.from_first(self._open_run)
@@ -213,9 +227,11 @@ class Trainer:
             lent = None if self.tables is None else self.tables.lend(number)
             objective, per_token = self.objective(ids, wanted, lent)
             (objective / pieces).backward()
+            if self.tables is not None and lent is not None:
+                self.tables.take_back(number, lent)
             total += per_token.mean() / (pieces * ranks.count())
         if self.tables is not None:
-            self.tables.take_back()
+            self.tables.collect()
         norm = optim.gradient_norm(self.model, self.tables)
         ranks.add_up(total)
         self.stopped_by = ranks.largest(self._signal)
@@ -291,9 +307,15 @@ class Trainer:
         """What the model writes after the beginning of a document, the likeliest token each time."""
         start = self.inputs.manifest.bos_token_id
         ids = torch.tensor([[0 if start is None else start]], device=self.device)
-        with self._evaluating(), parallel.gathered(self.objective):
+        with self._evaluating(), self.objective.precision(self.device):
+            parallel.gather(self.objective)
             written = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, pad_token_id=0
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=32,
+                do_sample=False,
+                pad_token_id=0,
+                synced_gpus=ranks.together(),
             )
         return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
 
@@ -304,6 +326,7 @@ class Trainer:
         self.objective.eval()
         with torch.compiler.set_stance("force_eager"):
             yield
+        parallel.spread(self.objective)
         self.objective.train()
 
     def _flush(self) -> None:
@@ -312,7 +335,7 @@ class Trainer:
             self.tables.flush()
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors of the run by name; the moments exist from the start, so that loading can fill them."""
+        """All tensors but the tables', by name; moments exist from the start, for loading to fill them."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         tensors = {f"model.{name}": parameter.detach() for parameter, name in names.items()}
         for parameter, name in names.items():
@@ -326,8 +349,6 @@ class Trainer:
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
-        if self.tables is not None:
-            tensors |= parallel.to_checkpoint(self.model, self.tables.tensors())
         if self.gradients is not None:
             tensors |= {f"gradients.{name}": value for name, value in self.gradients.squared.items()}
         return tensors
@@ -335,14 +356,13 @@ class Trainer:
     def _save(self) -> None:
         self._flush()
         tensors = self._tensors()
-        rates = None if self.tables is None else self.tables.history.rates
-        if rates is not None and len(rates):
-            tensors["tables.rates"] = rates
+        if self.tables is not None:
+            tensors |= self.tables.to_checkpoint()
         state = {
             "step": self.step,
             "tokens": self.loader.windows * self.config.data.sequence,
             "non_finite": self.non_finite,
-            "table_steps": 0 if rates is None else len(rates),
+            "table_steps": 0 if self.tables is None else self.tables.history.steps,
             "loader": self.loader.state_dict(),
             "model": self.model.config.to_diff_dict(),
             "config": self.config.to_dict(),
@@ -354,13 +374,10 @@ class Trainer:
     def _restore(self, path: Path) -> None:
         state = checkpoint.read_state(path)
         self._refuse_changes(state["config"])
-        tensors = self._tensors()
-        if self.tables is not None and state["table_steps"]:
-            tensors["tables.rates"] = torch.zeros(state["table_steps"], dtype=torch.float64)
-        checkpoint.load(path, tensors)
+        room = {} if self.tables is None else self.tables.room(state["table_steps"])
+        checkpoint.load(path, self._tensors() | room)
         if self.tables is not None:
-            parallel.from_checkpoint(self.model, self.tables.tensors(), tensors)
-            self.tables.set_rates(tensors.get("tables.rates"))
+            self.tables.from_checkpoint(room)
         self.step, self.non_finite = state["step"], state["non_finite"]
         self.loader.load_state_dict(state["loader"])
         self._ahead = None
