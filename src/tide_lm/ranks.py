@@ -1,11 +1,12 @@
 """The processes that torchrun started, and what they tell one another; one alone needs no telling."""
 
 import os
+import re
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -31,6 +32,13 @@ def count() -> int:
 
 def is_first() -> bool:
     return rank() == 0
+
+
+def started() -> tuple[int, int]:
+    """Rank and number of the processes that torchrun started, before they join: (0, 1) without it."""
+    if not dist.is_torchelastic_launched():
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def device() -> torch.device:
@@ -59,7 +67,12 @@ def joined() -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     store = _of_this_start(store, rank, ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
-    yield
+    try:
+        yield
+    except RuntimeError as error:
+        if re.search("closed by peer|reset by peer|Broken pipe", str(error)) is None:
+            raise
+        raise ConnectionError(f"rank {rank} ends, as another process of the run has ended") from error
     dist.destroy_process_group()
 
 
@@ -80,9 +93,9 @@ def _of_this_start(store: dist.Store, rank: int, ranks: int) -> dist.Store:
     while True:
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", own)
-        with suppress(dist.DistStoreError):
-            store.wait([f"{start}/{rank}/{own}"], timedelta(seconds=1))
+        if store.check([f"{start}/{rank}/{own}"]):
             return dist.PrefixStore(start, store)
+        time.sleep(0.1)
 
 
 def leave(status: int) -> None:
@@ -100,7 +113,7 @@ def leave(status: int) -> None:
 
 def let_first_speak() -> None:
     """Before an error that all processes may have met: the first tells it, and torchrun ends the others."""
-    if dist.is_torchelastic_launched() and os.environ["RANK"] != "0":
+    if started()[0] > 0:
         time.sleep(5)
 
 

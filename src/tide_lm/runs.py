@@ -48,6 +48,10 @@ def write_folder(final: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         publish(temporary, final)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(final)) from error  # writing names no file
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

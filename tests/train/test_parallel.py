@@ -243,6 +243,19 @@ def test_what_several_processes_cannot_do_is_said_once(settings, tmp_path, setti
     assert not run.exists()
 
 
+def test_a_dry_run_tells_once_what_each_process_takes(settings, tmp_path):
+    results = []
+    for processes in (0, 2):
+        call = [*command(processes, settings, tmp_path / "run"), "--dry-run", "--json"]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+        results.append(json.loads(done.stdout))
+    whole, share = (result["bytes"] for result in results)
+    assert share["moments"] == whole["moments"] / 2
+    assert share["activations"] == pytest.approx(whole["activations"] / 2, rel=0.1)
+    assert results[0]["first_batch"] == results[1]["first_batch"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_rows_come_from_their_owners_and_gradients_return_there():
     script = Path(__file__).parent / "sharded_memory.py"
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]

@@ -37,14 +37,17 @@ def command(
     except ValueError as error:
         let_first_speak()
         raise typer.BadParameter(str(error)) from None
+    from tide_lm import ranks
+
     if dry_run:
         from tide_lm.train.dry_run import dry_run as try_out
 
-        result = try_out(chosen)
-        print_json(result) if as_json else _print_dry_run(result)
+        rank, count = ranks.started()
+        if rank == 0:
+            result = try_out(chosen, count)
+            print_json(result) if as_json else _print_dry_run(result)
         return
 
-    from tide_lm import ranks
     from tide_lm.train.trainer import Trainer
 
     with ranks.joined():
@@ -68,10 +71,11 @@ def _print_dry_run(result: dict[str, Any]) -> None:
         for key, value in values.items()
     ]
     print_table("Settings", ["setting", "value"], settings, numbers=False)
+    each = f" of each of {result['processes']}" if result["processes"] > 1 else ""
     costs = [
         *((f"ids of the {part}", f"{count:,}") for part, count in result["vocabulary"].items()),
         *((f"parameters, {part}", f"{count:,}") for part, count in result["parameters"].items()),
-        *((f"memory, {part}", f"{count / 1e9:,.3f} GB") for part, count in result["bytes"].items()),
+        *((f"memory{each}, {part}", f"{count / 1e9:,.3f} GB") for part, count in result["bytes"].items()),
         ("FLOPs a token", f"{result['flops_per_token']:.3e}"),
         ("tokens", f"{result['tokens']:,}"),
         ("epochs of the data", f"{result['epochs']:,}"),

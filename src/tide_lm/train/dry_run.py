@@ -18,8 +18,10 @@ from tide_lm.train.objective import Objective, model_config
 FIRST_CHARACTERS = 300
 
 
-def dry_run(config: RunConfig) -> dict[str, Any]:
-    """The resolved settings, parameters, bytes, FLOPs and the first batch."""
+def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
+    """The resolved settings, parameters, bytes of each process, FLOPs and the first batch of all together."""
+    if processes > 1:
+        config.check_ranks(processes)
     inputs = open_inputs(config.data, config.model)
     shape = config.model.shape()
     parameters = estimate.count_parameters(shape)
@@ -29,7 +31,8 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
         "table_policy": config.optim.table_policy,
         "vocabulary": {"model": shape.vocab_size, "data": inputs.manifest.vocab_size},
         "parameters": {"resident": parameters.resident, "tables": parameters.tables},
-        "bytes": _bytes(config, inputs.manifest, parameters),
+        "processes": processes,
+        "bytes": _bytes(config, inputs.manifest, parameters, processes),
         "flops_per_token": estimate.train_flops(shape, config.data.sequence),
         "tokens": config.train.steps * batch_tokens,
         "epochs": round(config.train.steps * batch_tokens / len(inputs.train), 3),
@@ -37,28 +40,32 @@ def dry_run(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _bytes(config: RunConfig, manifest: Manifest, parameters: estimate.Parameters) -> dict[str, int]:
-    """Of float32 parameters. The backward of a first micro-batch turns activations into gradients.
+def _bytes(
+    config: RunConfig, manifest: Manifest, parameters: estimate.Parameters, processes: int
+) -> dict[str, int]:
+    """Of float32 parameters, of which each process has its share.
 
-    Of row-lazy tables no gradient is held; that of a batch's rows counts with the activations.
+    The backward of a first micro-batch turns activations into gradients. Of row-lazy tables no gradient is
+    held; that of a batch's rows counts with the activations.
     """
-    weights, activations = 4 * parameters.total, activation_bytes(config, manifest)
     lazy = config.optim.table_update == "row-lazy"
-    gradients = 4 * (parameters.resident if lazy else parameters.total)
     moment = getattr(torch, config.optim.table_moments).itemsize
-    moments = 8 * parameters.resident + 2 * moment * parameters.tables
-    alone = config.train.batch == config.train.windows_at_once() and not config.train.activation_checkpointing
-    return {
-        "weights": weights,
-        "gradients": gradients,
-        "moments": moments,
-        "activations": activations,
-        "most": weights + moments + (max(gradients, activations) if alone else gradients + activations),
+    wholes = {
+        "weights": 4 * parameters.total,
+        "gradients": 4 * (parameters.resident if lazy else parameters.total),
+        "moments": 8 * parameters.resident + 2 * moment * parameters.tables,
     }
+    shares = {name: -(-size // processes) for name, size in wholes.items()}
+    at_once = config.train.windows_at_once(processes)
+    activations = activation_bytes(config, manifest, at_once)
+    alone = config.train.batch == processes * at_once and not config.train.activation_checkpointing
+    held, gradients = shares["weights"] + shares["moments"], shares["gradients"]
+    most = held + (max(gradients, activations) if alone else gradients + activations)
+    return {**shares, "activations": activations, "most": most}
 
 
-def activation_bytes(config: RunConfig, manifest: Manifest) -> int:
-    """What the forward pass of one micro-batch keeps for the backward, without a compiler's savings.
+def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int:
+    """What a forward pass of so many windows keeps for the backward, without a compiler's savings.
 
     The pass is run on tensors that have a shape and no memory, and what autograd saves is counted.
     """
@@ -80,7 +87,7 @@ def activation_bytes(config: RunConfig, manifest: Manifest) -> int:
 
         if objective.model.model.memory is not None:
             objective.model.model.memory.register_forward_hook(count_rows)
-        ids_BT = torch.zeros(config.train.windows_at_once(), config.data.sequence, dtype=torch.long)
+        ids_BT = torch.zeros(windows, config.data.sequence, dtype=torch.long)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             objective(ids_BT, ids_BT)
     return sum(sizes.values())
