@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,7 +50,8 @@ def command(processes, settings, run, *more, allow_changes=False) -> list[str]:
     chosen = [argument for setting in settings for argument in ("--set", setting)]
     start = [sys.executable, "-m"]
     if processes:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *more, "-m", "--"]
+        machines = more if any("nnodes" in option for option in more) else ("--standalone", *more)
+        start += ["torch.distributed.run", f"--nproc-per-node={processes}", *machines, "-m", "--"]
     end = ["--allow-changes"] if allow_changes else []
     return [*start, "tide_lm", "train", *chosen, "--run", str(run), "--resume", *end]
 
@@ -192,6 +194,32 @@ def kill_one(call, run, at_step, victim) -> int:
         return job.wait(180)
     finally:
         job.kill()
+
+
+def test_another_machine_can_take_the_place_of_one_that_dies(pair, settings, tmp_path):
+    """Two agents of torchrun stand for two machines."""
+    run = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = f"--rdzv-endpoint=localhost:{free.getsockname()[1]}"
+    meeting = "--nnodes=2", "--rdzv-backend=c10d", where, "--rdzv-id=test", "--max-restarts=3"
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def start() -> subprocess.Popen:
+        call = command(1, settings, run, *meeting)
+        return subprocess.Popen(call, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
+
+    agents = [start(), start()]
+    try:
+        wait_for(lambda: last_step(run) >= 5, agents[0])
+        for pid in (*children(agents[1].pid), agents[1].pid):
+            os.kill(pid, signal.SIGKILL)
+        agents.append(start())
+        assert agents[0].wait(180) == agents[2].wait(60) == 0
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert metrics(run) == metrics(pair)
 
 
 def wait_for(condition, job, seconds=120) -> None:
