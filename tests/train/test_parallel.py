@@ -201,16 +201,23 @@ def test_another_machine_can_take_the_place_of_one_that_dies(pair, settings, tmp
     run = tmp_path / "run"
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        where = f"--rdzv-endpoint=localhost:{free.getsockname()[1]}"
-    meeting = "--nnodes=2", "--rdzv-backend=c10d", where, "--rdzv-id=test", "--max-restarts=3"
+        port = free.getsockname()[1]
+    where = "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test"
+    meeting = "--nnodes=2", *where, "--max-restarts=3"
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def start() -> subprocess.Popen:
         call = command(1, settings, run, *meeting)
         return subprocess.Popen(call, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
 
-    agents = [start(), start()]
+    def meets() -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(("localhost", port)) == 0
+
+    agents = [start()]
     try:
+        wait_for(meets, agents[0])  # so that they meet on the machine that stays
+        agents.append(start())
         wait_for(lambda: last_step(run) >= 5, agents[0])
         for pid in (*children(agents[1].pid), agents[1].pid):
             os.kill(pid, signal.SIGKILL)
