@@ -1,7 +1,4 @@
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -76,14 +73,3 @@ def test_no_tensor_of_all_logits_is_ever_made():
             hidden, head, torch.zeros(tokens, dtype=torch.long), 1e-4, chunk
         ).objective.backward()
     assert chunk * vocab <= largest < tokens * vocab / 4
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the one that starts it")
-def test_the_kernel_gives_the_same():
-    pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TIDE_LM_KERNELS": "triton"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:]

@@ -4,9 +4,6 @@ Shapes: B batch, T tokens, V vocabulary, K blocks, D hidden, L layers.
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -109,14 +106,3 @@ def test_pieces_cover_the_positions_of_each_row():
             assert (ids.flatten()[places] == index.ids_U[u]).all()
             seen += places.tolist()
     assert sorted(seen) == list(range(150))
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the one that starts them")
-def test_the_kernels_give_the_same():
-    pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TIDE_LM_KERNELS": "triton"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
