@@ -155,13 +155,13 @@ class TideDecoderLayer(LlamaDecoderLayer):
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         h = hidden_states + attended
         n = self.post_attention_layernorm(h)
-        h = h + self.mlp(n)
+        update = self.mlp(n)
         logits = self.router(n)
         if output_router_weights:  # before the drop: what the layer would have drawn is of interest too
             self.router_weights(logits)
         if drop:
-            return h
-        return ops.memory_mix(h, logits, rows_UKD, index_BT, sink)
+            return h + update
+        return ops.memory_mix(h, logits, rows_UKD, index_BT, update, sink)
 
 
 class TideModel(TidePreTrainedModel, LlamaModel):

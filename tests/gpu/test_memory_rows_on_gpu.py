@@ -33,9 +33,9 @@ def _mixed(dtype, fused, B=3, T=100, V=40, K=8, D=320, layers=4):
     for layer, router in enumerate(routers):
         logits = torch.tanh(h) @ router
         h = (
-            ops.memory_mix(h, logits, rows, index.index_BT, sinks[layer])
+            ops.memory_mix(h, logits, rows, index.index_BT, h / 2, sinks[layer])
             if fused
-            else ops.memory_mix(h, logits, rows, ids.cuda())
+            else ops.memory_mix(h, logits, rows, ids.cuda(), h / 2)
         )
     (h * normal(B, T, D)).sum().backward()
     d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad) if fused else table.grad

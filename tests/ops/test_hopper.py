@@ -54,8 +54,9 @@ def test_the_optimiser_compiles_with_exact_roots_and_quotients(dtype, moments, l
     row_adamw_triton.advance_triton(table, torch.tensor([1]), history, *given)
     assert_all_came_out(row_adamw_triton, compiled)
     ptx, width = compiled["advance_kernel"]["ptx"], 8 * dtype.itemsize
-    assert f"sqrt.rn.f{width}" in ptx
-    assert f"div.rn.f{width}" in ptx
+    exact = learns or dtype == torch.float64
+    assert (f"sqrt.rn.f{width}" in ptx) == exact
+    assert (f"div.rn.f{width}" in ptx) == exact
     assert ("cvt.rn.bf16" in ptx) == (moments == torch.bfloat16)
 
 
@@ -69,8 +70,8 @@ def test_the_memory_compiles(D, K, dtype, compiled):
     raw_UKD, gain_KD = torch.zeros(2, K, D), torch.zeros(K, D)
     residual_BTD, logits_BTS = torch.zeros(1, 3, D, dtype=dtype), torch.zeros(1, 3, K + 1, dtype=dtype)
     rows_UKD = kernels.norm(raw_UKD, gain_KD, 1e-5, dtype)
-    out_BTD = kernels.mix(residual_BTD, logits_BTS, rows_UKD, index.index_BT)
-    _, alpha_BTK = kernels.mix_backward(out_BTD, logits_BTS, rows_UKD, index.index_BT)
+    out_BTD = kernels.mix(residual_BTD, residual_BTD, logits_BTS, rows_UKD, index.index_BT, index.order_N)
+    _, alpha_BTK = kernels.mix_backward(out_BTD, logits_BTS, rows_UKD, index.index_BT, index.order_N)
     kernels.rows_backward(raw_UKD, gain_KD, 1e-5, index, [out_BTD] * 2, [alpha_BTK] * 2)
     assert_all_came_out(kernels, compiled)
 

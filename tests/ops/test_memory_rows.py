@@ -48,9 +48,9 @@ def _losses(dtype, shape, fused, layers=3, dropped=()):
             continue
         logits = torch.tanh(h) @ router
         if fused:
-            h = ops.memory_mix(h, logits, rows, index.index_BT, sinks[layer])
+            h = ops.memory_mix(h, logits, rows, index.index_BT, h / 2, sinks[layer])
         else:
-            h = ops.memory_mix(h, logits, rows, ids)
+            h = ops.memory_mix(h, logits, rows, ids, h / 2)
     (h * normal(B, T, D)).sum().backward()
     if fused:
         d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad)
@@ -83,14 +83,15 @@ def test_gradients_are_finite_differences():
     ids = torch.tensor([[0, 2, 2], [1, 0, 0]])
     index = RowIndex.of(ids)
 
-    def loss(raw, gain, logits, residual):
+    def loss(raw, gain, logits, residual, update):
         rows, sinks = normed_rows(raw, gain, EPS, index, 1, torch.float64)
-        return ops.memory_mix(residual, logits, rows, index.index_BT, sinks[0])
+        return ops.memory_mix(residual, logits, rows, index.index_BT, update, sinks[0])
 
     raw, gain = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
-    logits, residual = torch.randn(2, 3, 3, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    logits = torch.randn(2, 3, 3, dtype=torch.float64)
+    residual, update = torch.randn(2, 2, 3, 4, dtype=torch.float64)
     # The sinks carry no gradient of their own, so rows are checked through a loss that reads the output.
-    inputs = [value.requires_grad_() for value in (raw, gain, logits, residual)]
+    inputs = [value.requires_grad_() for value in (raw, gain, logits, residual, update)]
     assert torch.autograd.gradcheck(loss, inputs)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tide_lm.ops.kernels import use_triton
 
-Sink = tuple[torch.Tensor, torch.Tensor]
+Sink = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,10 @@ def memory_mix(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
+    update_BTD: torch.Tensor | None = None,
     sink: Sink | None = None,
 ) -> torch.Tensor:
-    """`residual + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank adds nothing.
+    """`residual + update + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank adds nothing.
 
     `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
     index there is one row per position, in order (U = B * T), and nothing is gathered.
@@ -43,8 +44,8 @@ def memory_mix(
         _check_shapes(residual_BTD, logits_BTS, rows_UKD, index_BT)
     if sink is not None:
         assert index_BT is not None
-        return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, *sink)
-    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
+        return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *sink)
+    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
 
 
 def memory_mix_reference(
@@ -52,6 +53,7 @@ def memory_mix_reference(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
+    update_BTD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`memory_mix` in plain torch, any device, any float type."""
     K, D = rows_UKD.shape[1:]
@@ -62,6 +64,8 @@ def memory_mix_reference(
     alpha_BTK = router_weights(logits_BTS)[..., :K]
     # Not an einsum: on a CPU its batch of 1 x K products takes several times as long.
     mixed_BTD = (alpha_BTK.unsqueeze(-1) * memory_BTKD).sum(-2)
+    if update_BTD is not None:
+        residual_BTD = residual_BTD + update_BTD
     return residual_BTD + mixed_BTD.to(residual_BTD.dtype)
 
 
@@ -77,14 +81,16 @@ def _memory_mix(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor,
+    update_BTD: torch.Tensor | None,
     sink_BTD: torch.Tensor,
     sink_BTK: torch.Tensor,
+    order_N: torch.Tensor,
 ) -> torch.Tensor:
     if use_triton(rows_UKD):
         from tide_lm.ops.memory_mix_triton import mix
 
-        return mix(residual_BTD, logits_BTS, rows_UKD, index_BT)
-    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT)
+        return mix(residual_BTD, update_BTD, logits_BTS, rows_UKD, index_BT, order_N)
+    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
 
 
 @_memory_mix.register_fake
@@ -93,21 +99,27 @@ def _(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor,
+    update_BTD: torch.Tensor | None,
     sink_BTD: torch.Tensor,
     sink_BTK: torch.Tensor,
+    order_N: torch.Tensor,
 ) -> torch.Tensor:
     return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("tide_lm::memory_mix_backward", mutates_args=())
 def _memory_mix_backward(
-    d_out_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, index_BT: torch.Tensor
+    d_out_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor,
+    order_N: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient of the logits, and alpha again."""
     if use_triton(rows_UKD):
         from tide_lm.ops.memory_mix_triton import mix_backward
 
-        return mix_backward(d_out_BTD, logits_BTS, rows_UKD, index_BT)
+        return mix_backward(d_out_BTD, logits_BTS, rows_UKD, index_BT, order_N)
     alpha_BTS = router_weights(logits_BTS)
     K, D = rows_UKD.shape[1:]
     memory_BTKD = nn.functional.embedding(index_BT, rows_UKD.flatten(1)).unflatten(-1, (K, D))
@@ -121,7 +133,11 @@ def _memory_mix_backward(
 
 @_memory_mix_backward.register_fake
 def _(
-    d_out_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, index_BT: torch.Tensor
+    d_out_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor,
+    order_N: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide = torch.promote_types(logits_BTS.dtype, torch.float32)
     alpha = logits_BTS.new_empty(*logits_BTS.shape[:-1], rows_UKD.shape[1], dtype=wide)
@@ -129,12 +145,15 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:4])
+    _, logits_BTS, rows_UKD, index_BT, update_BTD, *_, order_N = inputs
+    ctx.save_for_backward(logits_BTS, rows_UKD, index_BT, order_N)
+    ctx.updated = update_BTD is not None
 
 
 def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     d_logits_BTS, alpha_BTK = _memory_mix_backward(d_out_BTD, *ctx.saved_tensors)
-    return d_out_BTD, d_logits_BTS, None, None, d_out_BTD, alpha_BTK
+    d_update_BTD = d_out_BTD if ctx.updated else None
+    return d_out_BTD, d_logits_BTS, None, None, d_update_BTD, d_out_BTD, alpha_BTK, None
 
 
 _memory_mix.register_autograd(_give, setup_context=_keep)

@@ -1,6 +1,7 @@
 """Triton twins of memory_mix and memory_rows. N positions, U rows, K blocks, S slots, D hidden, L layers.
 
-Loads are turned into float32 at once: products and sums are in float32 whatever the tensors are.
+Loads are turned into float32 at once: products and sums are in float32 whatever the tensors are. Only where
+gradients are of 16 bits, tensor cores read the alphas that they are multiplied with as tf32.
 """
 
 import torch
@@ -8,39 +9,47 @@ import triton
 import triton.language as tl
 
 from tide_lm.ops.memory_rows import RowIndex
+from tide_lm.ops.transfer import upload
 
 ROWS_A_PROGRAM = 32  # whose share of the gains' gradient one program adds up
 
 
 @triton.jit
-def _softmax(logits, n, stride, slots, S: tl.constexpr):
-    x = tl.load(logits + n * stride + slots, mask=slots < S, other=-float("inf")).to(tl.float32)
-    e = tl.exp(x - tl.max(x, 0))
-    return e / tl.sum(e, 0)
+def _softmax(logits, K: tl.constexpr, k):
+    """Of the K blocks, and of the null bank, which follows them."""
+    x = tl.load(logits + k, mask=k < K, other=-float("inf")).to(tl.float32)
+    null = tl.load(logits + K).to(tl.float32)
+    largest = tl.maximum(tl.max(x, 0), null)
+    e, e_null = tl.exp(x - largest), tl.exp(null - largest)
+    total = tl.sum(e, 0) + e_null
+    return e / total, e_null / total
 
 
 @triton.jit
 def _mix_kernel(
     residual,
+    update,  # None: nothing
     logits,
     rows,
     index,
+    order,
     out,
     stride,
     K: tl.constexpr,
-    S: tl.constexpr,
-    SLOTS: tl.constexpr,
+    KS: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    n = tl.program_id(0).to(tl.int64)
-    slots = tl.arange(0, SLOTS)
-    alpha = _softmax(logits, n, stride, slots, S)
+    n = tl.load(order + tl.program_id(0)).to(tl.int64)  # positions of one row follow each other: it is cached
+    slots = tl.arange(0, KS)
+    alpha, _ = _softmax(logits + n * stride, K, slots)
     row = rows + tl.load(index + n).to(tl.int64) * (K * D)
     for start in tl.static_range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < D
         total = tl.load(residual + n * D + d, mask=inside, other=0).to(tl.float32)
+        if update is not None:
+            total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
         for k in tl.static_range(K):
             weight = tl.sum(tl.where(slots == k, alpha, 0), 0)
             total += weight * tl.load(row + k * D + d, mask=inside, other=0).to(tl.float32)
@@ -53,31 +62,32 @@ def _mix_backward_kernel(
     logits,
     rows,
     index,
+    order,
     d_logits,
     alphas,
     stride,
     K: tl.constexpr,
-    S: tl.constexpr,
-    SLOTS: tl.constexpr,
+    KS: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    n = tl.program_id(0).to(tl.int64)
-    slots = tl.arange(0, SLOTS)
-    alpha = _softmax(logits, n, stride, slots, S)
+    n = tl.load(order + tl.program_id(0)).to(tl.int64)
+    k = tl.arange(0, KS)
+    alpha, null = _softmax(logits + n * stride, K, k)
     row = rows + tl.load(index + n).to(tl.int64) * (K * D)
-    products = tl.zeros((SLOTS, BLOCK), tl.float32)
+    products = tl.zeros((KS, BLOCK), tl.float32)
     for start in tl.static_range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         gradient = tl.load(d_out + n * D + d, mask=d < D, other=0).to(tl.float32)
-        inside = (slots < K)[:, None] & (d < D)[None, :]
-        block = tl.load(row + slots[:, None] * D + d[None, :], mask=inside, other=0).to(tl.float32)
+        inside = (k < K)[:, None] & (d < D)[None, :]
+        block = tl.load(row + k[:, None] * D + d[None, :], mask=inside, other=0).to(tl.float32)
         products += block * gradient[None, :]
     d_alpha = tl.sum(products, 1)
     inner = tl.sum(alpha * d_alpha, 0)
-    d = alpha * (d_alpha - inner)
-    tl.store(d_logits + n * S + slots, d.to(d_logits.dtype.element_ty), mask=slots < S)
-    tl.store(alphas + n * K + slots, alpha, mask=slots < K)
+    d_logit = d_logits + n * (K + 1)
+    tl.store(d_logit + k, (alpha * (d_alpha - inner)).to(d_logits.dtype.element_ty), mask=k < K)
+    tl.store(d_logit + K, (-null * inner).to(d_logits.dtype.element_ty))
+    tl.store(alphas + n * K + k, alpha, mask=k < K)
 
 
 @triton.jit
@@ -93,33 +103,36 @@ def _norm_kernel(raw, gain, out, eps, K: tl.constexpr, D: tl.constexpr, BLOCK: t
 
 @triton.jit
 def _pieces_kernel(
-    gradients,
+    gradients,  # of the first layer, and how far from it are those of each
+    distances,
     alphas,
     order,
     start,
     out,
     N,
     L: tl.constexpr,
+    LS: tl.constexpr,
     K: tl.constexpr,
     KS: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """The sum of alpha outer g over layers and over the positions of one piece."""
     piece = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    k = tl.arange(0, KS)
-    inside = d < D
+    k, layer = tl.arange(0, KS), tl.arange(0, LS)
+    distance = tl.load(distances + layer, mask=layer < L, other=0)
+    of_gradient = (layer < L)[:, None] & (d < D)[None, :]
+    of_alpha = (k < K)[:, None] & (layer < L)[None, :]
     total = tl.zeros((KS, BLOCK), tl.float32)
     for place in range(tl.load(start + piece), tl.load(start + piece + 1)):
         n = tl.load(order + place).to(tl.int64)
-        for layer in range(L):
-            at = n + layer * N
-            alpha = tl.load(alphas + at * K + k, mask=k < K, other=0)
-            g = tl.load(gradients + at * D + d, mask=inside, other=0).to(tl.float32)
-            total += alpha[:, None] * g[None, :]
+        g = tl.load(gradients + (distance + n * D)[:, None] + d[None, :], mask=of_gradient, other=0)
+        alpha = tl.load(alphas + (layer[None, :] * N + n) * K + k[:, None], mask=of_alpha, other=0)
+        total = tl.dot(alpha, g.to(tl.float32), total, input_precision=PRECISION)
     where = (piece * K + k[:, None]) * D + d[None, :]
-    tl.store(out + where, total, mask=(k < K)[:, None] & inside[None, :])
+    tl.store(out + where, total, mask=(k < K)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -160,21 +173,27 @@ def _rows_kernel(
 
 
 def mix(
-    residual_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, index_BT: torch.Tensor
+    residual_BTD: torch.Tensor,
+    update_BTD: torch.Tensor | None,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor,
+    order_N: torch.Tensor,
 ) -> torch.Tensor:
-    (_, K, D), S = rows_UKD.shape, logits_BTS.shape[-1]
+    _, K, D = rows_UKD.shape
     residual, index, logits_NS = residual_BTD.contiguous(), index_BT.contiguous(), logits_BTS.flatten(0, 1)
     out = torch.empty_like(residual)
     _mix_kernel[(index.numel(),)](
         residual,
+        None if update_BTD is None else update_BTD.contiguous(),
         logits_NS,
         rows_UKD,
         index,
+        order_N,
         out,
         logits_NS.stride(0),
         K,
-        S,
-        triton.next_power_of_2(S),
+        triton.next_power_of_2(K),
         D,
         min(triton.next_power_of_2(D), 2048),
         num_warps=4,
@@ -183,26 +202,30 @@ def mix(
 
 
 def mix_backward(
-    d_out_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, index_BT: torch.Tensor
+    d_out_BTD: torch.Tensor,
+    logits_BTS: torch.Tensor,
+    rows_UKD: torch.Tensor,
+    index_BT: torch.Tensor,
+    order_N: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    (_, K, D), S = rows_UKD.shape, logits_BTS.shape[-1]
+    _, K, D = rows_UKD.shape
     d_out, index, logits_NS = d_out_BTD.contiguous(), index_BT.contiguous(), logits_BTS.flatten(0, 1)
     d_logits = torch.empty_like(logits_BTS, memory_format=torch.contiguous_format)
     alpha = logits_NS.new_empty(*index.shape, K, dtype=torch.float32)
-    slots = triton.next_power_of_2(S)
+    blocks = triton.next_power_of_2(K)
     _mix_backward_kernel[(index.numel(),)](
         d_out,
         logits_NS,
         rows_UKD,
         index,
+        order_N,
         d_logits,
         alpha,
         logits_NS.stride(0),
         K,
-        S,
-        slots,
+        blocks,
         D,
-        min(triton.next_power_of_2(D), 8192 // slots),
+        min(triton.next_power_of_2(D), max(8192 // blocks, 64)),
         num_warps=4,
     )
     return d_logits, alpha
@@ -226,13 +249,30 @@ def rows_backward(
     (U, K, D), N, L = raw_UKD.shape, index.index_BT.numel(), len(d_out_LBTD)
     if not L:
         return torch.zeros_like(raw_UKD), torch.zeros_like(gain_KD)
-    gradients, alphas = torch.stack(d_out_LBTD), torch.stack(alpha_LBTK)
+    gradients = [gradient.contiguous() for gradient in d_out_LBTD]
+    first = gradients[0]
+    # Where they lie, since a copy that puts them side by side would take as long as reading them here.
+    distances = [(each.data_ptr() - first.data_ptr()) // first.itemsize for each in gradients]
     count = len(index.start_P) - 1
     pieces = raw_UKD.new_empty(count, K, D, dtype=torch.float32)
-    blocks = triton.next_power_of_2(K)
-    width = min(triton.next_power_of_2(D), max(4096 // blocks, 64))
+    blocks, layers = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(L))
+    width = min(max(16, triton.next_power_of_2(D)), max(16, 16384 // layers))
     _pieces_kernel[(count, triton.cdiv(D, width))](
-        gradients, alphas, index.order_N, index.start_P, pieces, N, L, K, blocks, D, width, num_warps=4
+        first,
+        upload(torch.tensor(distances), first.device),
+        torch.stack(alpha_LBTK),
+        index.order_N,
+        index.start_P,
+        pieces,
+        N,
+        L,
+        layers,
+        K,
+        blocks,
+        D,
+        width,
+        "ieee" if first.dtype == torch.float32 else "tf32",
+        num_warps=4,
     )
     programs = triton.cdiv(U, ROWS_A_PROGRAM)
     d_raw = torch.empty_like(raw_UKD)

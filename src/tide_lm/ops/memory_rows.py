@@ -57,7 +57,8 @@ def normed_rows(
 ) -> tuple[torch.Tensor, Sinks]:
     """RMSNorm of the rows, in `dtype`, and a sink for each layer, through which their gradient comes."""
     rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, dtype)
-    return rows_UKD, Sinks(tuple(zip(sinks[:layers], sinks[layers:], strict=True)))
+    orders = [index.order_N] * layers
+    return rows_UKD, Sinks(tuple(zip(sinks[:layers], sinks[layers:], orders, strict=True)))
 
 
 class _NormedRows(torch.autograd.Function):
