@@ -44,7 +44,7 @@ def assert_all_came_out(module, compiled) -> None:
     ("dtype", "moments"),
     [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.float64, torch.float64)],
 )
-def test_the_optimiser_compiles_with_exact_roots_and_quotients(dtype, moments, learns, compiled):
+def test_the_optimiser_compiles_and_its_steps_with_gradients_are_exact(dtype, moments, learns, compiled):
     from tide_lm.ops import row_adamw_triton
 
     table = RowTable.start(torch.zeros(2, 2, 1024, dtype=dtype), moments)
