@@ -2,11 +2,15 @@
 
 import json
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
+from tide_lm import presets
 from tide_lm.cli import app
 from tide_lm.train import benchmark
+
+GAVE_UP = {"plain": True, "out_of_memory": True}
 
 
 def test_bench_times_models_beside_plain_ones(tmp_path):
@@ -14,7 +18,7 @@ def test_bench_times_models_beside_plain_ones(tmp_path):
     arguments = ["base-tiny", "tide-2e-tiny", "--batch", "1", "--sequence", "16", "--steps", "1"]
     done = CliRunner().invoke(
         app,
-        ["bench", "train", *arguments, "--vocab", "300", "--peers", "--out", str(out)],
+        ["bench", "train", *arguments, "--peers", "--out", str(out)],
         catch_exceptions=False,
     )
     assert done.exit_code == 0
@@ -27,7 +31,7 @@ def test_bench_times_models_beside_plain_ones(tmp_path):
         (2, True),
     ]
     for run in written["runs"]:
-        assert run["vocab"] == 300
+        assert run["vocab"] == presets.get(run["preset"]).model.vocab_size
         assert run["tokens_per_s"] > 0
         assert sum(run["parts_ms"].values()) <= run["step_ms"] * 1.05
     assert written["provenance"]["command"]
@@ -39,17 +43,20 @@ def test_each_vocabulary_is_timed_and_what_needs_too_much_memory_is_told(tmp_pat
 
     monkeypatch.setattr(benchmark, "_plain_step", give_up)
     out = tmp_path / "train.json"
-    arguments = ["tide-2e-tiny", "--batch", "1", "--sequence", "16", "--steps", "1", "--peers"]
-    done = CliRunner().invoke(
-        app,
-        ["bench", "train", *arguments, "--vocab", "300", "--vocab", "400", "--out", str(out)],
-        catch_exceptions=False,
-    )
-    assert done.stdout.count("out of memory") == 2
-    timed, failed, also_timed, also_failed = json.loads(out.read_text())["runs"]
-    assert (timed["vocab"], also_timed["vocab"]) == (300, 400)
-    assert failed == {"preset": "tide-2e-tiny", "k": 2, "vocab": 300, "plain": True, "out_of_memory": True}
-    assert also_failed == {**failed, "vocab": 400}
+    arguments = ["--batch", "1", "--sequence", "16", "--steps", "1", "--peers", "--out", str(out)]
+    models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny:400"]
+    done = CliRunner().invoke(app, ["bench", "train", *models, *arguments], catch_exceptions=False)
+    assert done.stdout.count("out of memory") == 1
+    timed, failed, *others = json.loads(out.read_text())["runs"]
+    assert failed == {**{name: timed[name] for name in ("preset", "k", "vocab")}, **GAVE_UP}
+    assert [(run["vocab"], run["plain"]) for run in others] == [(300, False), (400, False)]
+
+
+@pytest.mark.parametrize("ids", ["", "1", "-3", "many"])
+def test_a_vocabulary_that_is_no_number_is_named(ids):
+    done = CliRunner().invoke(app, ["bench", "train", f"base-tiny:{ids}"])
+    assert done.exit_code == 1
+    assert f"of {ids!r} ids: write a number from 2 on" in str(done.exception)
 
 
 def test_an_unknown_preset_is_named():

@@ -19,19 +19,18 @@ def _group() -> None:
 
 @app.command("train")
 def train(
-    presets: Annotated[
+    models: Annotated[
         list[str] | None,
-        typer.Argument(help="Models to time.", show_default="base-1b tide-8e-1b tide-24e-1b"),
+        typer.Argument(
+            help="Presets to time, or `PRESET:IDS` for a vocabulary of so many ids.",
+            show_default="base-1b tide-8e-1b tide-24e-1b",
+        ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences of a step.")] = 8,
     sequence: Annotated[int, typer.Option("--sequence", min=2, help="Tokens of a sequence.")] = 2048,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time, after four to warm up.")] = 20,
-    vocabulary: Annotated[
-        list[int] | None,
-        typer.Option("--vocab", min=2, show_default="the preset's", help="Time each with so many ids."),
-    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time, after 20 to warm up.")] = 40,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Beside each, the same model in a plain compiled loop.")
+        bool, typer.Option("--peers", help="Beside each preset, the same model in a plain compiled loop.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="A JSON file to write, with versions and machine.")
@@ -39,19 +38,17 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Tokens a second, MFU, peak memory and the parts of a training step."""
-    from tide_lm import presets as known
-    from tide_lm import runs
+    from tide_lm import presets, runs
     from tide_lm.train.benchmark import measure
 
-    names = presets or ["base-1b", "tide-8e-1b", "tide-24e-1b"]
-    for name in names:
-        known.get(name)
+    wanted = [_parse(model) for model in models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]]
+    for preset, _ in wanted:
+        presets.get(preset)
     found: list[dict[str, Any]] = []
-    for name in names:
-        for ids in vocabulary or [0]:
-            for plain in (False, True) if peers else (False,):
-                with working(f"Timing {name}{', plain' if plain else ''}"):
-                    found.append(measure(name, batch, sequence, steps, ids, plain))
+    for preset, ids in wanted:
+        for plain in (False, True) if peers and not ids else (False,):
+            with working(f"Timing {preset}{f', {ids:,} ids' if ids else ''}{', plain' if plain else ''}"):
+                found.append(measure(preset, batch, sequence, steps, ids, plain))
     result = {"runs": found, "provenance": runs.provenance()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +58,14 @@ def train(
     else:
         columns = ["model", "ids", "tokens/s", "MFU", "ms a step", "peak GB"]
         print_table(f"Training, {batch} x {sequence:,} tokens a step", columns, map(_row, found))
+
+
+def _parse(model: str) -> tuple[str, int]:
+    """A preset, and the size of its vocabulary, or 0 for its own."""
+    preset, colon, ids = model.partition(":")
+    if colon and not (ids.isdecimal() and int(ids) >= 2):
+        raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
+    return preset, int(ids or 0)
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:

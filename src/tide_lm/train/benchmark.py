@@ -23,7 +23,7 @@ from tide_lm.train.objective import Objective
 from tide_lm.train.speed import peak_flops
 from tide_lm.train.tables import RowLazyTables, StepRows
 
-WARM_UP = 4  # steps, which compile and fill the allocator
+WARM_UP = 20  # steps, which compile, fill the allocator and bring a GPU to the clock that it can keep up
 AGE = 1000  # steps that row-lazy tables have behind them when they are timed
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Step = Callable[["Clock"], None]
