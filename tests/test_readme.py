@@ -70,3 +70,19 @@ def test_the_memory_shown_for_each_gpu_is_that_of_the_estimate():
     for name, *shown in rows:
         model = presets.get(name).model
         assert shown == [f"{sum(estimate.adam_bytes(model, gpus)) / 1e9:.1f}" for gpus in (1, 8, 64)]
+
+
+def test_the_speeds_shown_are_those_of_the_json():
+    runs = json.loads((ROOT / "results" / "h200" / "train.json").read_text(encoding="utf-8"))["runs"]
+    speeds = {(run["preset"], run["plain"]): run for run in runs if run["preset"].endswith("-1b")}
+    base = speeds["base-1b", False]["tokens_per_s"]
+    for (preset, plain), run in speeds.items():
+        name = preset + (", plain" if plain else "")
+        if "out_of_memory" in run:
+            assert f"| {name} | out of memory |" in TRAINING
+            continue
+        speed, share = run["tokens_per_s"], run["tokens_per_s"] / base
+        cells = f"{name} | {speed:,.0f} | {share:.3f} | {100 * run['mfu']:.1f} % | {run['peak_gb']:.1f}"
+        assert f"| {cells} |" in TRAINING
+        if preset != "base-1b" and not plain:
+            assert f"{share:.2f}" in README
