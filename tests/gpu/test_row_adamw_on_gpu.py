@@ -6,6 +6,13 @@ import torch
 from tide_lm.ops.row_adamw import History, RowTable, catch_up, flush, step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def _by_the_device(monkeypatch):
+    monkeypatch.delenv("TIDE_LM_KERNELS", raising=False)
+
+
 SHAPES = [(3, 7), (1, 1100), (4, 1024)]
 
 

@@ -95,6 +95,25 @@ def test_gradients_are_finite_differences():
     assert torch.autograd.gradcheck(loss, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_reach_the_rows_in_the_type_of_the_layers(dtype, monkeypatch):
+    """In a wider one they would be copied, and read at half the speed."""
+    from tide_lm.ops import memory_mix_triton, memory_rows
+
+    seen = []
+    module = memory_mix_triton if INTERPRETED else memory_rows
+    name = "rows_backward" if INTERPRETED else "rows_backward_reference"
+    original = getattr(module, name)
+
+    def look(*arguments):
+        seen.extend(gradient.dtype for gradient in arguments[4])
+        return original(*arguments)
+
+    monkeypatch.setattr(module, name, look)
+    _losses(dtype, SHAPES[1], fused=True)
+    assert seen == [dtype] * 3
+
+
 def test_pieces_cover_the_positions_of_each_row():
     ids = torch.randint(7, (3, 50), generator=torch.Generator().manual_seed(0)) ** 2
     index = RowIndex.of(ids)

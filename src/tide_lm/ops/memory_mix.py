@@ -39,11 +39,13 @@ def memory_mix(
     index there is one row per position, in order (U = B * T), and nothing is gathered.
 
     With a sink (see memory_rows) the rows get no gradient here: what it is made of goes to the sink instead.
+    That takes an index and an update.
     """
     if not torch.compiler.is_compiling():  # a check of sizes would fix them in an exported graph
-        _check_shapes(residual_BTD, logits_BTS, rows_UKD, index_BT)
+        _check_shapes(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
     if sink is not None:
         assert index_BT is not None
+        assert update_BTD is not None
         return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *sink)
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
 
@@ -81,7 +83,7 @@ def _memory_mix(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor,
-    update_BTD: torch.Tensor | None,
+    update_BTD: torch.Tensor,
     sink_BTD: torch.Tensor,
     sink_BTK: torch.Tensor,
     order_N: torch.Tensor,
@@ -99,7 +101,7 @@ def _(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor,
-    update_BTD: torch.Tensor | None,
+    update_BTD: torch.Tensor,
     sink_BTD: torch.Tensor,
     sink_BTK: torch.Tensor,
     order_N: torch.Tensor,
@@ -145,15 +147,13 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, logits_BTS, rows_UKD, index_BT, update_BTD, *_, order_N = inputs
+    _, logits_BTS, rows_UKD, index_BT, *_, order_N = inputs
     ctx.save_for_backward(logits_BTS, rows_UKD, index_BT, order_N)
-    ctx.updated = update_BTD is not None
 
 
 def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     d_logits_BTS, alpha_BTK = _memory_mix_backward(d_out_BTD, *ctx.saved_tensors)
-    d_update_BTD = d_out_BTD if ctx.updated else None
-    return d_out_BTD, d_logits_BTS, None, None, d_update_BTD, d_out_BTD, alpha_BTK, None
+    return d_out_BTD, d_logits_BTS, None, None, d_out_BTD, d_out_BTD, alpha_BTK, None
 
 
 _memory_mix.register_autograd(_give, setup_context=_keep)
@@ -164,6 +164,7 @@ def _check_shapes(
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None,
+    update_BTD: torch.Tensor | None,
 ) -> None:
     (B, T, D), slots, held = residual_BTD.shape, logits_BTS.shape[-1], tuple(rows_UKD.shape)
     if rows_UKD.ndim != 3 or held[1:] != (slots - 1, D):
@@ -172,3 +173,5 @@ def _check_shapes(
         raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
     if index_BT is not None and index_BT.shape != (B, T):
         raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
+    if update_BTD is not None and update_BTD.shape != (B, T, D):
+        raise ValueError(f"the update has shape {tuple(update_BTD.shape)}: it must be ({B}, {T}, {D})")

@@ -1,7 +1,8 @@
 """Triton twins of memory_mix and memory_rows. N positions, U rows, K blocks, S slots, D hidden, L layers.
 
 Loads are turned into float32 at once: products and sums are in float32 whatever the tensors are. Only where
-gradients are of 16 bits, tensor cores read the alphas that they are multiplied with as tf32.
+gradients are of 16 bits, tensor cores read the alphas that they are multiplied with as tf32. KS and LS are
+K and L, rounded up to what a tile may have.
 """
 
 import torch
@@ -28,7 +29,7 @@ def _softmax(logits, K: tl.constexpr, k):
 @triton.jit
 def _mix_kernel(
     residual,
-    update,  # None: nothing
+    update,
     logits,
     rows,
     index,
@@ -41,17 +42,16 @@ def _mix_kernel(
     BLOCK: tl.constexpr,
 ):
     n = tl.load(order + tl.program_id(0)).to(tl.int64)  # positions of one row follow each other: it is cached
-    slots = tl.arange(0, KS)
-    alpha, _ = _softmax(logits + n * stride, K, slots)
+    blocks = tl.arange(0, KS)
+    alpha, _ = _softmax(logits + n * stride, K, blocks)
     row = rows + tl.load(index + n).to(tl.int64) * (K * D)
     for start in tl.static_range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < D
         total = tl.load(residual + n * D + d, mask=inside, other=0).to(tl.float32)
-        if update is not None:
-            total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
+        total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
         for k in tl.static_range(K):
-            weight = tl.sum(tl.where(slots == k, alpha, 0), 0)
+            weight = tl.sum(tl.where(blocks == k, alpha, 0), 0)
             total += weight * tl.load(row + k * D + d, mask=inside, other=0).to(tl.float32)
         tl.store(out + n * D + d, total.to(out.dtype.element_ty), mask=inside)
 
@@ -122,7 +122,7 @@ def _pieces_kernel(
     piece = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     k, layer = tl.arange(0, KS), tl.arange(0, LS)
-    distance = tl.load(distances + layer, mask=layer < L, other=0)
+    distance = tl.multiple_of(tl.load(distances + layer, mask=layer < L, other=0), 8)
     of_gradient = (layer < L)[:, None] & (d < D)[None, :]
     of_alpha = (k < K)[:, None] & (layer < L)[None, :]
     total = tl.zeros((KS, BLOCK), tl.float32)
@@ -174,7 +174,7 @@ def _rows_kernel(
 
 def mix(
     residual_BTD: torch.Tensor,
-    update_BTD: torch.Tensor | None,
+    update_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor,
@@ -185,7 +185,7 @@ def mix(
     out = torch.empty_like(residual)
     _mix_kernel[(index.numel(),)](
         residual,
-        None if update_BTD is None else update_BTD.contiguous(),
+        update_BTD.contiguous(),
         logits_NS,
         rows_UKD,
         index,
@@ -249,14 +249,14 @@ def rows_backward(
     (U, K, D), N, L = raw_UKD.shape, index.index_BT.numel(), len(d_out_LBTD)
     if not L:
         return torch.zeros_like(raw_UKD), torch.zeros_like(gain_KD)
-    gradients = [gradient.contiguous() for gradient in d_out_LBTD]
+    gradients = [_aligned(gradient) for gradient in d_out_LBTD]
     first = gradients[0]
     # Where they lie, since a copy that puts them side by side would take as long as reading them here.
     distances = [(each.data_ptr() - first.data_ptr()) // first.itemsize for each in gradients]
     count = len(index.start_P) - 1
     pieces = raw_UKD.new_empty(count, K, D, dtype=torch.float32)
     blocks, layers = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(L))
-    width = min(max(16, triton.next_power_of_2(D)), max(16, 16384 // layers))
+    width = max(16, min(triton.next_power_of_2(D), 16384 // layers, 8192 // blocks))
     _pieces_kernel[(count, triton.cdiv(D, width))](
         first,
         upload(torch.tensor(distances), first.device),
@@ -271,7 +271,7 @@ def rows_backward(
         blocks,
         D,
         width,
-        "ieee" if first.dtype == torch.float32 else "tf32",
+        "tf32" if first.itemsize == 2 else "ieee",
         num_warps=4,
     )
     programs = triton.cdiv(U, ROWS_A_PROGRAM)
@@ -293,3 +293,9 @@ def rows_backward(
         num_warps=4,
     )
     return d_raw, shares.sum(0).to(gain_KD.dtype)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """In rows, and at an address that whole vectors can be loaded from; as nearly all tensors are."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 64 else tensor

@@ -83,9 +83,11 @@ class _NormedRows(torch.autograd.Function):
         ctx.mark_non_differentiable(rows_UKD)
         ctx.set_materialize_grads(False)
         K, D = gain_KD.shape
-        shapes = [(*index.index_BT.shape, D)] * layers + [(*index.index_BT.shape, K)] * layers
-        # One number each: a sink holds nothing, it is there to be given a gradient.
-        return rows_UKD, *(raw_UKD.new_empty(1).expand(shape) for shape in shapes)
+        # One number each: a sink holds nothing, it is there to be given a gradient, which comes in its type.
+        B, T = index.index_BT.shape
+        gradients = (raw_UKD.new_empty(1, dtype=dtype).expand(B, T, D) for _ in range(layers))
+        alphas = (raw_UKD.new_empty(1).expand(B, T, K) for _ in range(layers))
+        return rows_UKD, *gradients, *alphas
 
     @staticmethod
     @once_differentiable

@@ -1,8 +1,8 @@
 """`row_adamw` in Triton: a row is read once, moved through all its missing steps in registers, written once.
 
 Operations are the reference's, in its order, rounded as there: fusion is off, and `fma` stands for `lerp_`.
-Only in steps without gradient are roots and quotients of float32 the GPU's own, off by two units in the last
-place at most: exact ones take as long as all else together, and a move is far smaller than what it moves.
+Only in steps without gradient are roots and quotients of float32 the GPU's own, each off by two units in the
+last place at most: exact ones take several times as long, and a move is far smaller than what it moves.
 """
 
 import torch
