@@ -59,6 +59,12 @@ def test_a_vocabulary_that_is_no_number_is_named(ids):
     assert f"of {ids!r} ids: write a number from 2 on" in str(done.exception)
 
 
+def test_a_vocabulary_that_no_model_can_have_is_named_before_anything_is_timed():
+    done = CliRunner().invoke(app, ["bench", "train", "base-1b", "base-tiny:3000000000"])
+    assert done.exit_code == 1
+    assert "vocab_size is 3000000000" in str(done.exception)
+
+
 def test_an_unknown_preset_is_named():
     done = CliRunner().invoke(app, ["bench", "train", "tide-9z"])
     assert done.exit_code == 1

@@ -30,7 +30,7 @@ def train(
     sequence: Annotated[int, typer.Option("--sequence", min=2, help="Tokens of a sequence.")] = 2048,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time, after 20 to warm up.")] = 40,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Beside each preset, the same model in a plain compiled loop.")
+        bool, typer.Option("--peers", help="Beside each PRESET without IDS, it in a plain compiled loop.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="A JSON file to write, with versions and machine.")
@@ -38,12 +38,12 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Tokens a second, MFU, peak memory and the parts of a training step."""
-    from tide_lm import presets, runs
-    from tide_lm.train.benchmark import measure
+    from tide_lm import runs
+    from tide_lm.train.benchmark import measure, shape_of
 
     wanted = [_parse(model) for model in models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]]
-    for preset, _ in wanted:
-        presets.get(preset)
+    for preset, ids in wanted:
+        shape_of(preset, ids)
     found: list[dict[str, Any]] = []
     for preset, ids in wanted:
         for plain in (False, True) if peers and not ids else (False,):

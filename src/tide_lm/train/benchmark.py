@@ -53,13 +53,18 @@ class Clock:
         return found
 
 
+def shape_of(preset: str, vocabulary: int = 0) -> ModelConfig:
+    """A preset's shape, with another size of vocabulary if one is given."""
+    shape = presets.get(preset).model
+    return replace(shape, vocab_size=vocabulary or shape.vocab_size)
+
+
 def measure(
     preset: str, batch: int, sequence: int, steps: int, vocabulary: int = 0, plain: bool = False
 ) -> dict[str, Any]:
     """Speed, peak memory and the parts of a step, or that it ran out of memory; `plain` as one would write it
     first, without this package's ways to train: full logits, dense tables, the model compiled as a whole."""
-    preset_shape = presets.get(preset).model
-    shape = replace(preset_shape, vocab_size=vocabulary or preset_shape.vocab_size)
+    shape = shape_of(preset, vocabulary)
     result: dict[str, Any] = {
         "preset": preset,
         "k": shape.num_memory_blocks,
