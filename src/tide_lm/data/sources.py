@@ -102,6 +102,12 @@ def _file(path: Path, field: str) -> Iterator[Document]:
 
 
 def _jsonl(path: Path, field: str) -> Iterator[Document]:
+    for name, record in json_lines(path):
+        yield name, _text(record, field, name)
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The records of a .jsonl file, packed or not, each with its name."""
     with _naming(path), _open(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -113,7 +119,7 @@ def _jsonl(path: Path, field: str) -> Iterator[Document]:
                 raise ValueError(
                     f"{name} is not JSON ({error.msg}, column {error.colno}): mend or remove the line"
                 ) from None
-            yield name, _text(record, field, name)
+            yield name, record
 
 
 def _parquet(path: Path, field: str) -> Iterator[Document]:

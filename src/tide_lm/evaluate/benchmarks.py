@@ -49,14 +49,20 @@ TASKS = {  # in the order of the paper's columns
 
 def check(source: str, tasks: Sequence[str] = tuple(TASKS)) -> None:
     """All that can be known to be wrong before a model is loaded."""
+    for name in in_order(tasks):
+        _definition(name)
+        if source != HUB:
+            find_records(Path(source), name)
+
+
+def in_order(tasks: Sequence[str]) -> list[str]:
+    """Names of tasks in the order of the paper's columns, each once, if all are known."""
     if not tasks:
         raise ValueError(f"no task is named: choose from {', '.join(TASKS)}")
     for name in tasks:
         if name not in TASKS:
             raise ValueError(f"unknown task {name!r}: choose from {', '.join(TASKS)}")
-        _definition(name)
-        if source != HUB:
-            _records(Path(source), name)
+    return [name for name in TASKS if name in tasks]
 
 
 def run(
@@ -73,7 +79,7 @@ def run(
     The average is that of all eight, or None.
     """
     check(source, tasks)
-    tasks = [name for name in TASKS if name in tasks]
+    tasks = in_order(tasks)
     with TemporaryDirectory() as folder, _quiet(), nullcontext() if source == HUB else _offline():
         if source == HUB:
             paths = [_definition(name) for name in tasks]
@@ -94,10 +100,9 @@ def run(
             log_samples=False,
         )
     scores = {name: _score(name, found) for name in tasks}
-    every = len(scores) == len(TASKS)
     return {
         "tasks": scores,
-        "average": sum(score["score"] for score in scores.values()) / len(TASKS) if every else None,
+        "average": average(scores),
         "lambada_perplexity": found["results"][LAMBADA]["perplexity,none"] if LAMBADA in scores else None,
         "limit": limit,
         "source": HUB if source == HUB else Path(source).resolve().name,
@@ -114,7 +119,7 @@ def write_tasks(folder: Path, out: Path, tasks: Sequence[str] = tuple(TASKS)) ->
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name in tasks:
-        split, records = _records(folder, name)
+        split, records = find_records(folder, name)
         task = {
             "include": str(_definition(name)),
             "task": name,
@@ -149,7 +154,7 @@ def _definition(name: str) -> Path:
     return path
 
 
-def _records(folder: Path, name: str) -> tuple[str, Path]:
+def find_records(folder: Path, name: str) -> tuple[str, Path]:
     """The split and the file of a task's records."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give one that holds the benchmarks, or {HUB}")
@@ -187,17 +192,30 @@ def _load(tasks: Sequence[str], paths: Sequence[Path], source: str) -> dict[str,
 
 
 def _score(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    metric = TASKS[name].metric
-    score = found["results"][name][f"{metric},none"]
-    samples = found["n-samples"][name]["effective"]
     config = found["configs"][name]
+    return task_result(
+        name,
+        score=found["results"][name][f"{TASKS[name].metric},none"],
+        samples=found["n-samples"][name]["effective"],
+        split=config.get("test_split") or config["validation_split"],
+    )
+
+
+def task_result(name: str, score: float, samples: int, split: str) -> dict[str, Any]:
     return {
         "score": score,
-        "metric": metric,
+        "metric": TASKS[name].metric,
         "stderr": math.sqrt(score * (1 - score) / (samples - 1)) if samples > 1 else None,
         "samples": samples,
-        "split": config.get("test_split") or config["validation_split"],
+        "split": split,
     }
+
+
+def average(scores: dict[str, dict[str, Any]]) -> float | None:
+    """Of all eight tasks; of fewer, it would not be the paper's."""
+    if len(scores) < len(TASKS):
+        return None
+    return sum(score["score"] for score in scores.values()) / len(TASKS)
 
 
 @contextmanager
