@@ -47,3 +47,17 @@ for i in range(10**9):
     text = path.read_text()
     assert len(text) == 2_000_000
     assert set(text) == {text[0]}
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("bin/tide-lm", "tide-lm run"),
+        ("src/tide_lm/__main__.py", "tide-lm run"),
+        ("studies/__main__.py", "python -m studies run"),
+        ("benchmarks/row_adamw.py", "python benchmarks/row_adamw.py run"),
+    ],
+)
+def test_the_command_is_what_was_called(file, command, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [file, "run"])
+    assert runs.provenance()["command"] == command

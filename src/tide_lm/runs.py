@@ -166,9 +166,8 @@ class RunDirectory:
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """Versions, machine, commit, seed and the exact command."""
-    ours = Path(sys.argv[0]).name in ("tide-lm", "__main__.py")
     return {
-        "command": shlex.join([*(["tide-lm"] if ours else ["python", sys.argv[0]]), *sys.argv[1:]]),
+        "command": shlex.join([*_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "seed": seed,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -180,6 +179,13 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
             "gpus": gpu_names(),
         },
     }
+
+
+def _program(path: Path) -> list[str]:
+    """What was called: the file, or the package that it is the main part of."""
+    if path.name == "tide-lm" or path.parts[-2:] == ("tide_lm", "__main__.py"):
+        return ["tide-lm"]
+    return ["python", "-m", path.parent.name] if path.name == "__main__.py" else ["python", str(path)]
 
 
 def installed_version(package: str) -> str | None:
