@@ -167,6 +167,8 @@ class TideDecoderLayer(LlamaDecoderLayer):
 class TideModel(TidePreTrainedModel, LlamaModel):
     """The decoder: memory is looked up once from the token ids and handed to every layer."""
 
+    memory_class = EmbeddingMemory
+    layer_class = TideDecoderLayer
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": LlamaDecoderLayer,
         "attentions": LlamaAttention,
@@ -180,8 +182,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         config.validate()  # again: keywords of from_pretrained are set after the config's own check
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.memory = EmbeddingMemory(config) if config.num_memory_blocks else None
-        layer = TideDecoderLayer if config.num_memory_blocks else LlamaDecoderLayer
+        self.memory = self.memory_class(config) if config.num_memory_blocks else None
+        layer = self.layer_class if config.num_memory_blocks else LlamaDecoderLayer
         self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
@@ -267,10 +269,11 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
     """A TIDE decoder with a language-modelling head."""
 
     _pp_plan = None
+    decoder_class = TideModel
 
     def __init__(self, config: TideConfig) -> None:
         super(LlamaForCausalLM, self).__init__(config)
-        self.model = TideModel(config)
+        self.model = self.decoder_class(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

@@ -1,4 +1,4 @@
-"""The models of the paper, and tiny ones for a CPU. Each value is marked as stated or assumed."""
+"""The models of the paper, and small ones for a CPU and a study. Each value is marked stated or assumed."""
 
 import difflib
 import re
@@ -64,6 +64,7 @@ def _tiny(vocab: int, hidden: int, layers: int, ffn: int) -> ModelConfig:
 _SIZES = {
     "tiny": _tiny(vocab=4_096, hidden=128, layers=4, ffn=384),
     "small": _tiny(vocab=32_768, hidden=512, layers=8, ffn=1_408),
+    "medium": _tiny(vocab=32_768, hidden=768, layers=12, ffn=2_048),
     "350m": _paper(hidden=1_024, layers=24, heads=16, ffn=1_920),
     "750m": _paper(hidden=1_536, layers=24, heads=24, ffn=3_648),
     "1b": _paper(hidden=2_048, layers=24, heads=32, ffn=3_520),
@@ -72,6 +73,7 @@ _SIZES = {
 _RECIPES = {
     "tiny": _short_recipe(sequence=128, max_lr=3e-3, warmup_steps=100),
     "small": _short_recipe(sequence=512, max_lr=1e-3, warmup_steps=500),
+    "medium": _short_recipe(sequence=512, max_lr=6e-4, warmup_steps=500),
 }
 # What the paper states, by size: fields, and numbers of blocks.
 _STATED_FIELDS = {

@@ -67,7 +67,7 @@ def command(
         raise typer.BadParameter("--tasks and --limit are of benchmarks: give --benchmarks")
     reading = Reading(named_texts(text), text_field, window, stride, batch)
     if all_checkpoints:
-        result = _over_checkpoints(model, run, counts, reading)
+        result = over_checkpoints(model, run, counts, reading)
         columns = ["step", "tokens", *result["texts"]]
         rows = [
             (point["step"], f"{point['tokens']:,}", *map(_loss, point["perplexity"].values()))
@@ -75,7 +75,7 @@ def command(
         ]
         shown = f"Perplexity of {model}", columns, rows
     else:
-        result = _on_texts(model, run, counts, reading)
+        result = on_texts(model, run, counts, reading)
         shown = _table(model, result["texts"])
     if as_json:
         print_json(result)
@@ -138,7 +138,8 @@ def _print_benchmarks(result: dict[str, Any]) -> None:
         typer.echo("SciQ: the validation split stands in for the test split", err=True)
 
 
-def _on_texts(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
+def on_texts(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
+    """Evaluates, and writes results/perplexity.json."""
     from tide_lm.evaluate.subject import open_subject
 
     subject = open_subject(model, counts=counts, run=run)
@@ -183,7 +184,8 @@ def _earlier_texts(subject: "Subject") -> dict[str, Any]:
         return {}
 
 
-def _over_checkpoints(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
+def over_checkpoints(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
+    """Evaluates each checkpoint, and writes results/checkpoints.json."""
     from tide_lm import checkpoint
     from tide_lm.evaluate.subject import open_subject, owning_run
 

@@ -16,7 +16,7 @@ from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
 from tide_lm.estimate import count_parameters, train_flops
 from tide_lm.evaluate.loss import held_out_loss
-from tide_lm.model import TideForCausalLM
+from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model_card import model_card
 from tide_lm.ops.transfer import upload
 from tide_lm.run_config import RunConfig, differences, is_fixed
@@ -35,8 +35,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Trainer:
     """Owns the model, the optimiser and the position in the data.
 
-    `tell` takes lines for a person, and `advance` the number of steps done. On several ranks each has a
-    trainer, and all do the same in the same order; the first alone writes what is not a rank's own.
+    `tell` takes lines for a person, and `advance` the number of steps done. `build` makes another model than
+    TIDE of a shape, in one process. On several ranks each has a trainer, and all do the same in the same
+    order; the first alone writes what is not a rank's own.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Trainer:
         advance: Callable[[int], None] = lambda step: None,
         resume: bool = False,
         allow_changes: bool = False,
+        build: Callable[[TideConfig], TideForCausalLM] = TideForCausalLM,
     ) -> None:
         self.config, self.run, self.tell, self.advance = config, runs.RunDirectory(run), tell, advance
         self.resume, self.allow_changes = resume, allow_changes
@@ -66,7 +68,7 @@ class Trainer:
         )
         torch.manual_seed(config.train.seed)
         shape = model_config(config, self.inputs.manifest)
-        self.model = parallel.without_weights(shape) if ranks.together() else TideForCausalLM(shape)
+        self.model = parallel.without_weights(shape) if ranks.together() else build(shape)
         self.objective = Objective(self.model, config).train()
         if ranks.together():
             parallel.shard(self.objective, self.device)
