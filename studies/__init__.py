@@ -1,0 +1,1 @@
+"""The study: does every layer need to know the token? `python -m studies --help`."""

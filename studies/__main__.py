@@ -1,0 +1,50 @@
+"""`python -m studies`: the study, from its text to docs/STUDY.md."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Does every layer need to know the token?", no_args_is_help=True, add_completion=False)
+
+
+@app.command()
+def prepare(
+    corpus: Annotated[Path, typer.Argument(help="A folder with *_train*.jsonl.xz and *_valid.jsonl.xz.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder for the shards.")] = Path("data/study"),
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=258, help="Tokens to train.")] = 32_768,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="One that is trained already.")] = None,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that encode.")] = 1,
+) -> None:
+    """Turn the corpus into token shards."""
+    from studies import data
+
+    made = data.prepare(corpus, out, vocabulary, tokenizer, processes)
+    tokens = {split: sum(shard.tokens for shard in shards) for split, shards in made.splits.items()}
+    typer.echo(f"{out}: {made.vocab_size:,} ids; " + ", ".join(f"{n:,} to {s}" for s, n in tokens.items()))
+
+
+@app.command()
+def run(
+    shared: Annotated[Path, typer.Argument(help="A folder with texts and benchmarks to evaluate on.")],
+    data: Annotated[Path, typer.Option("--data", help="Prepared data.")] = Path("data/study"),
+    scratch: Annotated[Path, typer.Option("--scratch", help="Where models are trained.")] = Path(
+        "runs/study"
+    ),
+    kept: Annotated[Path, typer.Option("--kept", help="Where all but weights is kept.")] = Path(
+        "results/study/runs"
+    ),
+    minutes: Annotated[float, typer.Option("--minutes", help="Begin no run that would take longer.")] = 9.0,
+    only: Annotated[str, typer.Option("--only", help="Runs whose name has this in it.")] = "",
+) -> None:
+    """Train and look into what is not done yet; call it again until all is done."""
+    from studies.plan import plan
+    from studies.runner import Places, run_all
+
+    wanted = [each for each in plan() if only in each.name]
+    left = run_all(wanted, Places(data, shared, scratch, kept), minutes, typer.echo)
+    typer.echo(f"{left} of {len(wanted)} runs are left")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,322 @@
+"""What else the parameters of TIDE's tables could do: controls, and TIDE with one thing changed.
+
+Each control has the K tables of TIDE, of V x D numbers each. Those with tables of their own for each layer
+have one a layer, so that K is the number of layers. Shapes as in tide_lm.model.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import initialization as init
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
+
+from tide_lm import ops
+from tide_lm.model import (
+    EmbeddingMemory,
+    Memory,
+    MemoryRouter,
+    TideConfig,
+    TideDecoderLayer,
+    TideForCausalLM,
+    TideModel,
+)
+
+
+@strict
+class InputOnlyConfig(TideConfig):
+    model_type = "tide-input-only"
+
+
+class InputOnlyModel(TideModel):
+    """The tables' rows, normalised and added once, to the input."""
+
+    layer_class = LlamaDecoderLayer
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        memory: Memory | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        rows_UKD = self._memory_for(input_ids, memory).rows_UKD
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        added = rows_UKD.sum(1).view_as(inputs_embeds).to(inputs_embeds.dtype)
+        return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added, **kwargs)
+
+
+class InputOnly(TideForCausalLM):
+    config_class = InputOnlyConfig
+    decoder_class = InputOnlyModel
+
+
+@strict
+class WideInputConfig(TideConfig):
+    model_type = "tide-wide-input"
+
+
+class WideInputMemory(EmbeddingMemory):
+    """A token's K rows as one wide embedding, projected to the residual stream."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__(config)
+        del self.norm
+        K, D = config.num_memory_blocks, config.hidden_size
+        self.projection = nn.Linear(K * D, D, bias=False)
+
+    def forward(self, input_ids_BT: torch.Tensor) -> Memory:
+        rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
+        return Memory(self.projection(rows).unsqueeze(1))
+
+
+class WideInputModel(InputOnlyModel):
+    memory_class = WideInputMemory
+
+
+class WideInput(TideForCausalLM):
+    """A wider, factorised input embedding."""
+
+    config_class = WideInputConfig
+    decoder_class = WideInputModel
+
+
+class _OwnTable(TideDecoderLayer):
+    """A layer that sees its own table alone."""
+
+    def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
+        own_U1D = memory.rows_UKD[:, self.layer_idx : self.layer_idx + 1]
+        return super().forward(hidden_states, Memory(own_U1D), **kwargs)
+
+
+class _OwnTables(TideModel):
+    def __init__(self, config: TideConfig) -> None:
+        if config.num_memory_blocks != config.num_hidden_layers:
+            raise ValueError(
+                f"{config.model_type} has a table for each of {config.num_hidden_layers} layers: set "
+                f"num_memory_blocks, {config.num_memory_blocks}, to that"
+            )
+        super().__init__(config)
+
+
+@strict
+class LayerTablesConfig(TideConfig):
+    model_type = "tide-layer-tables"
+
+
+class LayerTablesLayer(_OwnTable):
+    """`h + RMSNorm(W_out (gelu(W_gate h) * e_l))`, as per-layer embeddings join the stream in Gemma 3n."""
+
+    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        del self.router, self.router_weights
+        D = config.hidden_size
+        self.table_gate, self.table_out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.table_norm = LlamaRMSNorm(D, eps=config.rms_norm_eps)
+
+    def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
+        h = LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
+        gated = nn.functional.gelu(self.table_gate(h)) * rows_UKD.view_as(h)
+        return h + self.table_norm(self.table_out(gated)).to(h.dtype)
+
+
+class LayerTablesModel(_OwnTables):
+    layer_class = LayerTablesLayer
+
+
+class LayerTables(TideForCausalLM):
+    """One table a layer, without a router."""
+
+    config_class = LayerTablesConfig
+    decoder_class = LayerTablesModel
+
+
+@strict
+class LayerRouterConfig(TideConfig):
+    model_type = "tide-layer-router"
+
+
+class LayerRouterLayer(_OwnTable):
+    """TIDE's layer with one block, its own: the router weighs it against the null bank."""
+
+    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        one_block = copy.copy(config)
+        one_block.num_memory_blocks = 1
+        self.router = MemoryRouter(one_block)
+
+
+class LayerRouterModel(_OwnTables):
+    layer_class = LayerRouterLayer
+
+
+class LayerRouter(TideForCausalLM):
+    """Tables of its own for each layer, and a router, as lookup experts have it in MoLE."""
+
+    config_class = LayerRouterConfig
+    decoder_class = LayerRouterModel
+
+
+@strict
+class ValueTablesConfig(TideConfig):
+    model_type = "tide-value-tables"
+
+
+class _ValueWithMemory(nn.Linear):
+    """A value projection to which the layer has something to add."""
+
+    added: torch.Tensor
+
+    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
+        values = super().forward(n_BTD)
+        return values + self.added.to(values.dtype)
+
+
+class ValueTablesLayer(_OwnTable):
+    """Attention's values, plus the row of the token, gated for each head: value embeddings, as in nanochat.
+
+    A row is as wide as the values of all key-value heads, or a multiple of it: then it is so many rows.
+    """
+
+    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        del self.router, self.router_weights
+        values = config.num_key_value_heads * config.head_dim
+        self.rows, rest = divmod(config.hidden_size, values)
+        if rest:
+            raise ValueError(
+                f"{config.num_key_value_heads} key-value heads of {config.head_dim} do not divide "
+                f"hidden_size, {config.hidden_size}: the tables' rows would not fit"
+            )
+        self.heads = config.num_key_value_heads
+        self.self_attn.v_proj = _ValueWithMemory(config.hidden_size, values, bias=False)
+        self.value_gate = nn.Linear(config.hidden_size, self.rows * self.heads, bias=False)
+
+    def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
+        n = self.input_layernorm(hidden_states)
+        gate = 2 * torch.sigmoid(self.value_gate(n)).unflatten(-1, (self.rows, self.heads, 1))
+        rows = rows_UKD.view(*hidden_states.shape[:2], self.rows, self.heads, -1)
+        self.self_attn.v_proj.added = (gate * rows).sum(2).flatten(-2)
+        attended, _ = self.self_attn(hidden_states=n, **kwargs)
+        h = hidden_states + attended
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class ValueTablesModel(_OwnTables):
+    layer_class = ValueTablesLayer
+
+
+class ValueTables(TideForCausalLM):
+    config_class = ValueTablesConfig
+    decoder_class = ValueTablesModel
+
+
+@strict
+class VariantConfig(TideConfig):
+    """TIDE with one thing changed.
+
+    `null_bias` is where a learned bias of the null bank starts, `router_temperature` divides the logits, and
+    `layer_scale` is where a learned number starts that each layer multiplies its memory by.
+    """
+
+    model_type = "tide-variant"
+
+    null_bank: bool = True
+    null_bias: int | float | None = None
+    router_temperature: int | float = 1.0
+    layer_scale: int | float | None = None
+
+
+class VariantRouter(MemoryRouter):
+    def __init__(self, config: VariantConfig) -> None:
+        super().__init__(config)
+        self.null_bank, self.temperature = config.null_bank, config.router_temperature
+        if config.null_bias is not None:
+            self.null_bias = nn.Parameter(torch.empty(()))
+
+    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
+        logits_BTS = super().forward(n_BTD) / self.temperature
+        blocks_BTK, null_BT1 = logits_BTS[..., :-1], logits_BTS[..., -1:]
+        if hasattr(self, "null_bias"):
+            null_BT1 = null_BT1 + self.null_bias.to(null_BT1.dtype)
+        if not self.null_bank:
+            null_BT1 = torch.full_like(null_BT1, -1e4)
+        return torch.cat([blocks_BTK, null_BT1], -1)
+
+
+class VariantLayer(TideDecoderLayer):
+    def __init__(self, config: VariantConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.router = VariantRouter(config)
+        if config.layer_scale is not None:
+            self.layer_scale = nn.Parameter(torch.empty(()))
+
+    def block(
+        self,
+        hidden_states: torch.Tensor,
+        rows_UKD: torch.Tensor,
+        index_BT: torch.Tensor | None,
+        sink: ops.Sink | None,
+        drop: bool,
+        output_router_weights: bool,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if not hasattr(self, "layer_scale") or drop:
+            return super().block(
+                hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs
+            )
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        h = hidden_states + attended
+        n = self.post_attention_layernorm(h)
+        logits = self.router(n)
+        if output_router_weights:
+            self.router_weights(logits)
+        zero = torch.zeros_like(h)
+        mixed = ops.memory_mix(zero, logits, rows_UKD, index_BT, zero, sink)
+        return h + self.mlp(n) + self.layer_scale.to(h.dtype) * mixed
+
+
+class VariantModel(TideModel):
+    layer_class = VariantLayer
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, VariantRouter) and self.config.null_bias is not None:
+            init.constant_(module.null_bias, self.config.null_bias)
+        if isinstance(module, VariantLayer) and self.config.layer_scale is not None:
+            init.constant_(module.layer_scale, self.config.layer_scale)
+
+
+class Variant(TideForCausalLM):
+    config_class = VariantConfig
+    decoder_class = VariantModel
+
+
+CONTROLS: dict[str, type[TideForCausalLM]] = {
+    "input-only": InputOnly,
+    "wide-input": WideInput,
+    "layer-tables": LayerTables,
+    "layer-router": LayerRouter,
+    "value-tables": ValueTables,
+}
+for _kind in (*CONTROLS.values(), Variant):
+    AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
+    AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
+
+
+_OF_ITS_KIND = {"auto_map", "model_type", "transformers_version"}
+
+
+def builder(kind: type[TideForCausalLM], **changes: Any) -> Callable[[TideConfig], TideForCausalLM]:
+    """Makes models of a kind from the shape that a trainer gives."""
+
+    def build(shape: TideConfig) -> TideForCausalLM:
+        values = {name: getattr(shape, name) for name in shape.to_diff_dict() if name not in _OF_ITS_KIND}
+        return kind(kind.config_class(**values, **changes))
+
+    return build

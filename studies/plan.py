@@ -1,0 +1,162 @@
+"""What the study trains, in the order of its worth: a piece of it that ends early has the best of it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tide_lm.data.shards import TokenSplit
+from tide_lm.run_config import RunConfig
+
+GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How a size of model is trained."""
+
+    sequence: int
+    batch: int
+    rate: float
+
+
+SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
+RECIPES: dict[str, dict[str, float]] = {
+    "paper": {GAIN: 1.0, RATE: 1.0, DECAY: 0.1},
+    "best": {GAIN: 0.1, RATE: 5.0, DECAY: 0.0},
+}
+_DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
+
+
+@dataclass(frozen=True)
+class Run:
+    """`recipe` is the paper's, the best, or the name of what is tried: settings, and changes to the model.
+
+    `look` asks for all of the paper's diagnostics, of a base or of TIDE.
+    """
+
+    model: str
+    recipe: str
+    size: str
+    k: int
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    look: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.size} {self.model} {self.k}e, {self.recipe}, seed {self.seed}"
+
+    @property
+    def slug(self) -> str:
+        """The name of its folder."""
+        return re.sub(r"[^a-z0-9.]+", "-", self.name)
+
+    def config(self, data: Path, gpu: bool) -> RunConfig:
+        """One pass over the training text."""
+        size = SIZES[self.size]
+        steps = (len(TokenSplit(data, "train")) - 1) // (size.sequence * size.batch)
+        values: dict[str, Any] = {
+            "model.preset": f"tide-{self.k}e-{self.size}" if self.k else f"base-{self.size}",
+            "data.path": f'"{data}"',
+            "data.sequence": size.sequence,
+            "optim.max_lr": size.rate,
+            "optim.min_lr": size.rate / 10,
+            "optim.warmup_lr": size.rate / 100,
+            "optim.warmup_steps": steps // 10,
+            "train.steps": steps,
+            "train.batch": size.batch,
+            "train.seed": self.seed,
+            "train.log_every": 50,
+            "train.validate_every": -(-steps // 8),
+            "train.validation_sequences": 1024,
+            "train.checkpoint_every": steps,
+            "train.keep_every": -(-steps // 5) if self.look else 0,
+            "train.tensorboard": _toml(False),
+            "train.dtype": "bfloat16" if gpu else "float32",
+            "train.compile": _toml(gpu and not self.look),  # gradients cannot be recorded in a compiled model
+            "train.record_gradients": _toml(self.look),
+            **RECIPES.get(self.recipe, {}),
+            **(_DENSE if self.model not in ("base", "tide") else {}),
+            **self.settings,
+        }
+        return RunConfig.load(None, [f"{name}={value}" for name, value in values.items()])
+
+
+def _toml(value: bool) -> str:
+    return str(value).lower()
+
+
+# From where the search goes one step in each direction.
+CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}
+
+
+def _tried(
+    recipe: str,
+    settings: Mapping[str, float] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    model: str = "tide",
+) -> Run:
+    return Run(model, recipe, "small", 8, settings={**CENTRE, **(settings or {})}, changes=changes or {})
+
+
+def search() -> list[Run]:
+    """Which recipe is best: one thing changed at a time, one seed."""
+    return [
+        Run("base", "paper", "small", 0, look=True),
+        Run("tide", "paper", "small", 8, look=True),
+        Run("input-only", "paper", "small", 8),
+        _tried("centre"),
+        _tried("centre", model="input-only"),
+        _tried("gain 0.1 alone", {RATE: 1.0, DECAY: 0.1}),
+        _tried("gain 0.1 alone", {RATE: 1.0, DECAY: 0.1}, model="input-only"),
+        _tried("gain 0.3", {GAIN: 0.3}),
+        _tried("gain 0.03", {GAIN: 0.03}),
+        _tried("rate x1", {RATE: 1.0}),
+        _tried("rate x2", {RATE: 2.0}),
+        _tried("rate x10", {RATE: 10.0}),
+        _tried("decay 0.1", {DECAY: 0.1}),
+        _tried("no null bank", changes={"null_bank": False}),
+        _tried("null bias 2", changes={"null_bias": 2.0}),
+        _tried("temperature 0.5", changes={"router_temperature": 0.5}),
+        _tried("temperature 0.2", changes={"router_temperature": 0.2}),
+        _tried("layer scale", changes={"layer_scale": 1.0}),
+        _tried("gain 0.3", {GAIN: 0.3}, model="input-only"),
+    ]
+
+
+def final() -> list[Run]:
+    """What the verdicts rest on."""
+    best = [Run("tide", "best", "small", 8, look=True), Run("input-only", "best", "small", 8)]
+    seeds = [
+        Run(model, recipe, "small", k, seed)
+        for seed in (1, 2)
+        for model, recipe, k in (
+            ("base", "paper", 0),
+            ("tide", "paper", 8),
+            ("tide", "best", 8),
+            ("input-only", "best", 8),
+            ("input-only", "paper", 8),
+        )
+    ]
+    controls = [
+        Run(model, "best", "small", 8)
+        for model in ("wide-input", "layer-tables", "layer-router", "value-tables")
+    ]
+    blocks = [Run("tide", recipe, "small", k) for recipe in ("best", "paper") for k in (2, 4, 16, 24)]
+    larger = [
+        Run(model, recipe, "medium", k)
+        for model, recipe, k in (
+            ("base", "paper", 0),
+            ("tide", "best", 8),
+            ("tide", "paper", 8),
+            ("input-only", "best", 8),
+        )
+    ]
+    return [*best, *seeds, *controls, *blocks, *larger]
+
+
+def plan() -> list[Run]:
+    return [*search(), *final()]

@@ -1,0 +1,141 @@
+"""One run of the study: trained, evaluated and looked into, and all but its weights kept."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from studies.models import CONTROLS, Variant, builder
+from studies.plan import Run
+from tide_lm import runs
+from tide_lm.cli import evaluate
+from tide_lm.cli.analyze import Options, What, analyze
+from tide_lm.cli.texts import Reading
+from tide_lm.evaluate import zero_shot
+from tide_lm.evaluate.subject import open_subject
+from tide_lm.model import TideForCausalLM
+from tide_lm.run_config import RunConfig, differences
+from tide_lm.train.trainer import Trainer
+
+OF_EVERY_MODEL = (What.norms, What.updates, What.gradients, What.collapse, What.footprint)
+OF_TIDE = (What.routing, What.layer_drop, What.distances, What.neighbours)
+KEPT = ("config.json", "metrics.jsonl", "results/*.json")
+BENCHMARK_RECORDS = 1000  # of each task
+WORDS = ("zinc", "Fred")  # rare and common, each one token
+MAY_DIFFER = ("data.path:", "train.dtype:", "train.compile:")
+TEXTS = {  # of the folder with the shared data
+    "wikitext": "wikitext/wikitext2_raw_test.txt.xz",
+    "pubmed": "pubmed/pubmed_abstracts_test.jsonl.xz",
+    "web": "web/c4_sample_test.jsonl.xz",
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Prepared data, the texts and benchmarks to evaluate on, and where runs are made and kept."""
+
+    data: Path
+    shared: Path
+    scratch: Path
+    kept: Path
+
+    def config(self, run: Run) -> RunConfig:
+        return run.config(self.data, gpu=torch.cuda.is_available())
+
+    def is_done(self, run: Run) -> bool:
+        """Whether a run is kept, with the settings that it has in the plan."""
+        before = runs.RunDirectory(self.kept / run.slug).read_config()
+        if before is None:
+            return False
+        changed = differences(RunConfig.from_dict(before), self.config(run))
+        if changed := [line for line in changed if not line.startswith(MAY_DIFFER)]:
+            raise ValueError(
+                f"{self.kept / run.slug} was made with other settings ({'; '.join(changed)}): remove it"
+            )
+        return True
+
+
+def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
+    """Does what is not done yet, as long as the time lasts; returns how many runs are left.
+
+    A run is begun only if one like it has ended in the time that is left.
+    """
+    until, left, longest = time.monotonic() + 60 * minutes, 0, {}
+    for run in plan:
+        if places.is_done(run):
+            continue
+        kind = run.size, run.look
+        if time.monotonic() + longest.get(kind, 0) > until:
+            left += 1
+            continue
+        started = time.monotonic()
+        tell(f"{run.name} ...")
+        record = run_one(run, places, tell)
+        longest[kind] = max(longest.get(kind, 0), time.monotonic() - started)
+        tell(f"{run.name}: loss {record['val_loss']:.4f} after {record['seconds']:.0f} s")
+    return left
+
+
+def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Trains and looks; what is kept appears whole, and last."""
+    started, folder = time.monotonic(), places.scratch / run.slug
+    config = places.config(run)
+    kind = Variant if run.changes else CONTROLS.get(run.model)
+    build = TideForCausalLM if kind is None else builder(kind, **run.changes)
+    trainer = Trainer(config, folder, tell, resume=True, build=build)
+    validation = trainer.train()
+    if trainer.stopped_by:
+        raise KeyboardInterrupt
+    record = {
+        "model": run.model,
+        "recipe": run.recipe,
+        "size": run.size,
+        "k": run.k,
+        "seed": run.seed,
+        "tokens": config.train.steps * config.train.batch * config.data.sequence,
+        "parameters": trainer.model.num_parameters(),
+        "val_loss": validation["loss"],
+        "loss_by_decile": validation["loss_by_decile"],
+        "changes": dict(run.changes),
+    }
+    del trainer
+    texts = {name: places.shared / path for name, path in TEXTS.items()}
+    reading = Reading(texts, window=config.data.sequence, stride=config.data.sequence // 2, batch=64)
+    evaluate.on_texts(str(folder), None, None, reading)
+    if run.look:
+        _look(run, folder, reading, places.shared / "benchmarks")
+    record["seconds"] = time.monotonic() - started
+    runs.write_result(folder, "study", record, run.seed)
+    _keep(folder, places.kept / run.slug)
+    shutil.rmtree(folder)
+    return record
+
+
+def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path) -> None:
+    """The paper's diagnostics."""
+    evaluate.over_checkpoints(str(folder), None, None, reading)
+    subject, held_out = open_subject(str(folder)), replace(reading, texts={})
+    for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
+        analyze(what, subject, Options(reading if what is What.layer_drop else held_out, words=WORDS))
+    scores = zero_shot.score(subject.model, subject.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
+    subject.write("benchmarks", scores)
+
+
+def _keep(folder: Path, kept: Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with runs.write_folder(kept) as copy:
+        for pattern in KEPT:
+            for path in folder.glob(pattern):
+                (copy / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy / path.relative_to(folder))
+
+
+def records(kept: Path) -> list[Mapping[str, Any]]:
+    """Of all runs that are done, in the order of their names."""
+    paths = sorted(kept.glob("*/results/study.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]

@@ -1,0 +1,123 @@
+"""Controls and variants: each is its base without its tables, and has as many parameters as TIDE."""
+
+import pytest
+import torch
+from torch import nn
+
+from studies.models import CONTROLS, Variant, builder
+from tide_lm.model import TideConfig, TideForCausalLM
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+}
+IDS = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def made(build, blocks=3, **changes):
+    torch.manual_seed(0)
+    return build(TideConfig(**SHAPE, num_memory_blocks=blocks, **changes)).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_without_its_tables_is_the_base(name):
+    model = made(builder(CONTROLS[name]), memory_gain_init=0.0)
+    with torch.no_grad():
+        if name == "wide-input":  # whose tables are not normalised
+            model.model.memory.weight.zero_()
+    assert torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_uses_its_tables_and_learns_all_it_has(name):
+    model = made(builder(CONTROLS[name]))
+    assert not torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-3)
+    model(IDS, labels=IDS).loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_has_the_parameters_of_tide(name):
+    shape = TideConfig.from_preset("tide-8e-small")
+    with torch.device("meta"):
+        counts = [
+            sum(parameter.numel() for parameter in build(shape).parameters())
+            for build in (TideForCausalLM, builder(CONTROLS[name]))
+        ]
+    assert counts[1] == pytest.approx(counts[0], rel=0.03)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_is_causal(name):
+    model = made(builder(CONTROLS[name]))
+    changed = IDS.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 64
+    with torch.no_grad():
+        assert torch.allclose(model(changed).logits[:, :-1], logits(model)[:, :-1], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["layer-tables", "layer-router", "value-tables"])
+def test_a_control_of_layers_needs_a_table_for_each(name):
+    with pytest.raises(
+        ValueError, match="has a table for each of 3 layers: set num_memory_blocks, 2, to that"
+    ):
+        made(builder(CONTROLS[name]), blocks=2)
+
+
+@pytest.mark.parametrize("kind", [*CONTROLS.values(), Variant])
+def test_a_saved_model_is_opened_as_what_it_is(kind, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = made(builder(kind))
+    model.save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(opened) is kind
+    assert torch.equal(logits(opened), logits(model))
+
+
+def test_a_variant_without_changes_is_tide():
+    assert torch.equal(logits(made(builder(Variant))), logits(made(TideForCausalLM)))
+
+
+def weights(**changes):
+    model = made(builder(Variant, **changes))
+    with torch.no_grad():
+        return torch.stack(model(IDS, output_router_weights=True).router_weights)
+
+
+def test_without_a_null_bank_all_weight_is_on_blocks():
+    found = weights(null_bank=False)
+    assert found[..., -1].max() == 0
+    assert torch.allclose(found[..., :-1].sum(-1), torch.ones(()))
+
+
+def test_the_null_bank_may_start_with_a_bias():
+    assert weights(null_bias=2.0)[..., -1].mean() > 2 * weights()[..., -1].mean()
+
+
+def test_a_low_temperature_decides():
+    sharp, soft = weights(router_temperature=0.01), weights()
+    assert sharp.max(-1).values.mean() > soft.max(-1).values.mean()
+
+
+@pytest.mark.parametrize(("scale", "like"), [(1.0, 3), (0.0, 0)])
+def test_a_layers_scale_multiplies_its_memory(scale, like):
+    expected = logits(made(TideForCausalLM, blocks=like))
+    assert torch.allclose(logits(made(builder(Variant, layer_scale=scale))), expected, atol=1e-6)
+
+
+def test_only_routers_and_scales_are_new():
+    names = {name for name, _ in made(builder(Variant, layer_scale=1.0, null_bias=0.0)).named_parameters()}
+    old = {name for name, _ in made(TideForCausalLM).named_parameters()}
+    assert {name.split(".")[-1] for name in names - old} == {"layer_scale", "null_bias"}
+    assert isinstance(made(builder(Variant)).model.layers[0].router, nn.Linear)

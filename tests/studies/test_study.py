@@ -1,0 +1,146 @@
+"""The study's ways on a few documents and tiny models: text to shards, runs that are kept, and resumed."""
+
+import json
+import lzma
+from pydoc_data.topics import topics
+
+import pytest
+
+from studies import data, runner
+from studies.plan import Run, plan
+from studies.runner import Places, run_all
+from tide_lm.data.shards import TokenSplit
+from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.results import open_runs
+
+RECORD = {
+    "model",
+    "recipe",
+    "size",
+    "k",
+    "seed",
+    "tokens",
+    "parameters",
+    "val_loss",
+    "loss_by_decile",
+}
+
+CHOICES = {"text": ["a", "b", "c", "d"], "label": ["A", "B", "C", "D"]}
+BENCHMARKS = {
+    "arc_challenge_test": {"question": "Why?", "choices": CHOICES, "answerKey": "A"},
+    "arc_easy_test": {"question": "Why?", "choices": CHOICES, "answerKey": "B"},
+    "boolq_validation": {"passage": "It is.", "question": "is it", "label": 1},
+    "hellaswag_validation": {
+        "activity_label": "Work",
+        "ctx_a": "They",
+        "ctx_b": "go",
+        "endings": ["on", "off"],
+        "label": "0",
+    },
+    "lambada_openai_test": {"text": "It is what it is"},
+    "openbookqa_test": {"question_stem": "It is", "choices": CHOICES, "answerKey": "C"},
+    "piqa_validation": {"goal": "Open", "sol1": "push", "sol2": "pull", "label": 0},
+    "sciq_validation": {
+        "support": "It is.",
+        "question": "Is it?",
+        **{f"distractor{i}": "no" for i in (1, 2, 3)},
+        "correct_answer": "yes",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [topics[name][:800] for name in sorted(topics)[:40]]
+    for name, part in {"a_train_00": texts[:20], "b_train": texts[20:34], "a_valid": texts[34:]}.items():
+        with lzma.open(folder / f"{name}.jsonl.xz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in part)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def places(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    data.prepare(corpus, folder / "data", vocabulary=600, tokenizer=None, processes=1)
+    return Places(folder / "data", folder / "shared", folder / "scratch", folder / "kept")
+
+
+@pytest.fixture
+def shared_data(places, corpus, monkeypatch):
+    """A text and a record of each benchmark to evaluate on, in the place of the shared data."""
+    (places.shared / "benchmarks").mkdir(parents=True, exist_ok=True)
+    for name, record in BENCHMARKS.items():
+        (places.shared / "benchmarks" / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+    monkeypatch.setattr(runner, "WORDS", ("the",))
+    monkeypatch.setattr(runner, "TEXTS", {"valid": str(corpus / "a_valid.jsonl.xz")})
+
+
+def test_training_and_validation_are_files_of_their_own(places):
+    train, validation = (TokenSplit(places.data, split) for split in ("train", "validation"))
+    assert train.manifest.source["documents"] == {"train": 34, "validation": 6}
+    assert len(train) > 4 * len(validation) > 0
+
+
+def test_a_trained_tokenizer_can_be_used_again(places, corpus, tmp_path):
+    again = data.prepare(corpus, tmp_path / "data", 600, str(places.data / "tokenizer"), processes=1)
+    assert again.splits == TokenSplit(places.data, "train").manifest.splits
+
+
+def test_runs_are_made_once_and_kept_without_weights(places, shared_data):
+    runs = [
+        Run("base", "paper", "tiny", 0),
+        Run("tide", "best", "tiny", 2),
+        Run("input-only", "paper", "tiny", 2),
+        Run("tide", "scaled", "tiny", 2, changes={"layer_scale": 1.0}),
+    ]
+    told = []
+    assert run_all(runs, places, minutes=60, tell=told.append) == 0
+    records = runner.records(places.kept)
+    assert [record["model"] for record in records] == ["base", "input-only", "tide", "tide"]
+    for record in records:
+        assert record.keys() >= RECORD
+        assert 0 < record["val_loss"] < 7
+    kept = places.kept / runs[1].slug
+    assert (kept / "metrics.jsonl").exists()
+    assert json.loads((kept / "results" / "perplexity.json").read_text())["texts"].keys() == {"valid"}
+    assert not list(places.kept.rglob("*.safetensors"))
+    assert not list(places.scratch.iterdir())
+    told.clear()
+    assert run_all(runs, places, minutes=60, tell=told.append) == 0
+    assert not told
+
+
+@pytest.mark.parametrize(("model", "k"), [("base", 0), ("tide", 2)])
+def test_all_figures_of_the_paper_can_be_drawn_of_runs_that_were_looked_into(model, k, places, shared_data):
+    run = Run(model, "paper", "tiny", k, seed=1, look=True)
+    run_all([run], places, minutes=60, tell=print)
+    (kept,) = open_runs([places.kept / run.slug])
+    missing = {name: figure.missing(kept) for name, figure in FIGURES.items()}
+    of_memory = {name for name, figure in FIGURES.items() if figure.of_memory}
+    assert {name for name, reason in missing.items() if reason} == (set() if k else of_memory)
+
+
+def test_what_was_made_with_other_settings_is_named(places, shared_data):
+    run = Run("base", "once more", "tiny", 0)
+    run_all([run], places, 60, tell=print)
+    changed = Run("base", "once more", "tiny", 0, settings={"optim.max_lr": 0.01})
+    with pytest.raises(ValueError, match=r"other settings \(optim.max_lr: 0.003 -> 0.01\): remove it"):
+        run_all([changed], places, 60, tell=print)
+
+
+def test_a_run_that_would_last_too_long_is_left(places):
+    assert run_all([Run("base", "late", "tiny", 0)], places, minutes=0, tell=print) == 1
+
+
+def test_the_plan_names_each_run_once_and_all_fit_their_settings(places):
+    slugs = [run.slug for run in plan()]
+    assert len(set(slugs)) == len(slugs)
+    seeds = {(run.model, run.recipe, run.k): set() for run in plan() if run.size == "small"}
+    for run in plan():
+        if run.size == "small":
+            seeds[run.model, run.recipe, run.k].add(run.seed)
+    for kind in (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8), ("input-only", "best", 8)):
+        assert seeds[kind] == {0, 1, 2}
+    assert {run.k for run in plan() if (run.model, run.recipe) == ("tide", "best")} == {2, 4, 8, 16, 24}
+    assert len({run.size for run in plan()}) >= 2
