@@ -46,5 +46,18 @@ def run(
     typer.echo(f"{left} of {len(wanted)} runs are left")
 
 
+@app.command()
+def report(
+    results: Annotated[Path, typer.Option("--results", help="Where the runs are kept.")] = Path(
+        "results/study"
+    ),
+    docs: Annotated[Path, typer.Option("--docs", help="Where the page goes.")] = Path("docs"),
+) -> None:
+    """Write the page, its figures and a summary from the runs that are kept."""
+    from studies.report import write_report
+
+    typer.echo(write_report(results / "runs", results, docs))
+
+
 if __name__ == "__main__":
     app()

@@ -1,5 +1,6 @@
 """One run of the study: trained, evaluated and looked into, and all but its weights kept."""
 
+import gc
 import json
 import shutil
 import time
@@ -104,6 +105,9 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
         "changes": dict(run.changes),
     }
     del trainer
+    torch.compiler.reset()  # after a few shapes it would compile no more
+    gc.collect()
+    torch.cuda.empty_cache()
     texts = {name: places.shared / path for name, path in TEXTS.items()}
     reading = Reading(texts, window=config.data.sequence, stride=config.data.sequence // 2, batch=64)
     evaluate.on_texts(str(folder), None, None, reading)

@@ -1,0 +1,233 @@
+"""The paper's claims, and what the study says to each."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from statistics import linear_regression, mean
+from typing import NamedTuple
+
+from studies.results import Kept, Study
+
+CONFIRMED, NOT_CONFIRMED, UNKNOWN = "confirmed", "not confirmed", "cannot be told"
+BLOCKS = (0, 2, 4, 8, 16, 24)
+
+
+class Finding(NamedTuple):
+    """What one recipe gives for a claim, in words, and whether that is what is claimed."""
+
+    ours: str
+    holds: bool | None
+
+
+class Claim(NamedTuple):
+    """`find` looks at one recipe; None where its runs are not there."""
+
+    text: str
+    paper: str
+    find: Callable[[Study, str], Finding | None]
+
+
+class Verdict(NamedTuple):
+    """A claim is about the paper's recipe, and so is its verdict."""
+
+    claim: str
+    paper: str
+    with_paper: str
+    with_best: str
+    verdict: str
+
+
+def verdicts(study: Study) -> list[Verdict]:
+    found = []
+    for claim in CLAIMS:
+        paper, best = claim.find(study, "paper"), claim.find(study, "best")
+        holds = paper.holds if paper else None
+        verdict = UNKNOWN if holds is None else CONFIRMED if holds else NOT_CONFIRMED
+        words = [finding.ours if finding else "not run" for finding in (paper, best)]
+        found.append(Verdict(claim.text, claim.paper, *words, verdict))
+    return found
+
+
+def _half_the_tokens(study: Study, recipe: str) -> Finding | None:
+    bases = {run.record["seed"]: run for run in study.of("base", "paper")}
+    shares = []
+    for run in study.of("tide", recipe, k=8):
+        if (base := bases.get(run.record["seed"])) is None:
+            continue
+        needed = run.tokens_to(base.record["val_loss"])
+        shares.append(None if needed is None else needed / base.record["tokens"])
+    if not shares:
+        return None
+    if None in shares:
+        return Finding("never", False)
+    share = mean(share for share in shares if share is not None)
+    return Finding(f"{100 * share:.0f} % of them with K = 8", share <= 0.55)
+
+
+def _by_blocks(study: Study, recipe: str) -> dict[int, Kept] | None:
+    """One run for each K, of the first seed."""
+    found = {0: study.first("base", "paper")}
+    found |= {k: study.first("tide", recipe, k=k) for k in BLOCKS[1:]}
+    kept = {k: run for k, run in found.items() if run is not None}
+    return kept if len(kept) == len(BLOCKS) else None
+
+
+def _monotone(study: Study, recipe: str) -> Finding | None:
+    if (runs := _by_blocks(study, recipe)) is None:
+        return None
+    losses = [runs[k].record["val_loss"] for k in BLOCKS]
+    said = ", ".join(f"{loss:.3f}" for loss in losses)
+    return Finding(said, all(later < earlier for earlier, later in pairwise(losses)))
+
+
+def _group(run: Kept, group: str) -> float:
+    return run.result("validation")[group]["loss"]
+
+
+def _two_blocks(study: Study, recipe: str) -> Finding | None:
+    if (runs := _by_blocks(study, recipe)) is None:
+        return None
+    none, two, most = (_group(runs[k], "rare") for k in (0, 2, 24))
+    share = (none - two) / (none - most)
+    return Finding(f"{100 * share:.0f} %", 0.45 <= share <= 0.65)
+
+
+def _ratio(rare: float, common: float, paper: float) -> Finding:
+    """Of gains, which are positive; near what the paper has, or larger."""
+    if common <= 0:
+        return Finding(f"rare {rare:+.3f}, common {common:+.3f} nats", rare > 0)
+    return Finding(f"{rare / common:.1f}x ({rare:.3f} against {common:.3f} nats)", rare / common >= paper / 2)
+
+
+def _gain_of_eight(study: Study, recipe: str) -> Finding | None:
+    bases, runs = study.of("base", "paper"), study.of("tide", recipe, k=8)
+    if not bases or not runs:
+        return None
+
+    def gain(group: str) -> float:
+        before, after = (mean(_group(run, group) for run in each) for each in (bases, runs))
+        return before - after
+
+    return _ratio(gain("rare"), gain("common"), 4.8)
+
+
+def _gain_of_most(study: Study, recipe: str) -> Finding | None:
+    if (runs := _by_blocks(study, recipe)) is None:
+        return None
+    rare, common = (_group(runs[0], group) - _group(runs[24], group) for group in ("rare", "common"))
+    return _ratio(rare, common, 5.6)
+
+
+def _slopes(study: Study, recipe: str) -> Finding | None:
+    if (runs := _by_blocks(study, recipe)) is None:
+        return None
+
+    def slope(group: str) -> float:
+        return linear_regression(BLOCKS, [_group(runs[k], group) for k in BLOCKS]).slope
+
+    rare, common = -slope("rare"), -slope("common")
+    if common <= 0:
+        return Finding(f"rare {rare:.2e}, common {common:.2e} nats a block", rare > 0)
+    return Finding(f"{rare / common:.1f}x", rare / common >= 3.7 / 2)
+
+
+def _looked(study: Study, recipe: str, what: str) -> dict | None:
+    for run in study.of("tide", recipe, k=8):
+        if (run.path / "results" / f"{what}.json").exists():
+            return run.result(what)
+    return None
+
+
+def _null_bank(study: Study, recipe: str) -> Finding | None:
+    if (found := _looked(study, recipe, "routing")) is None:
+        return None
+    null = [row[-1] for row in found["by_layer"][-1][:10] if row is not None]
+    rises = null[-1] > null[0] and sum(b >= a for a, b in pairwise(null)) >= len(null) - 3
+    return Finding(f"{null[0]:.2f} on the rarest, {null[-1]:.2f} on the commonest decile", rises)
+
+
+def _specialised(study: Study, recipe: str) -> Finding | None:
+    """Blocks are specialised if the likeliest block of the last layer is not the same for all deciles."""
+    if (found := _looked(study, recipe, "routing")) is None:
+        return None
+    rows = [row[:-1] for row in found["by_layer"][-1][:10] if row is not None]
+    favourites = {max(range(len(row)), key=row.__getitem__) for row in rows}
+    largest = max(max(row) / max(sum(row), 1e-9) for row in rows)
+    even = 1 / len(rows[0])
+    said = f"{len(favourites)} blocks lead in some decile; the largest share of one is {largest:.2f}"
+    return Finding(said, len(favourites) > 1 and largest > 2 * even)
+
+
+def _layer_drop(study: Study, recipe: str) -> Finding | None:
+    if (found := _looked(study, recipe, "layer-drop")) is None:
+        return None
+    changes = [text["change"] for text in found["texts"].values()]
+    by_layer = [mean(values) for values in zip(*changes, strict=True)]
+    worst = max(range(len(by_layer)), key=by_layer.__getitem__)
+    middle = by_layer[2:-2] or by_layer[1:]
+    said = (
+        f"perplexity {100 * by_layer[0]:+.0f} % without layer 0 (the worst is layer {worst}), "
+        f"{100 * min(middle):+.1f} to {100 * max(middle):+.1f} % in the middle"
+    )
+    return Finding(said, worst == 0 and by_layer[0] > 10)
+
+
+def _distances(study: Study, recipe: str) -> Finding | None:
+    if (found := _looked(study, recipe, "distances")) is None:
+        return None
+    to_e = found["distance"][0][1:]
+    among = [
+        found["distance"][i][j]
+        for i in range(1, len(found["distance"]))
+        for j in range(1, len(found["distance"]))
+        if i < j
+    ]
+    said = f"{min(to_e):.2f} to {max(to_e):.2f} from E, {min(among):.2f} to {max(among):.2f} among each other"
+    return Finding(said, min(to_e) >= 0.6 and mean(among) < mean(to_e))
+
+
+def _amplification(study: Study, recipe: str) -> Finding | None:
+    if (found := _looked(study, recipe, "gradients")) is None:
+        return None
+    values: Iterable[float] = [value for value in found["amplification"] if value is not None]
+    rare, common = found["amplification"][0], found["amplification"][-1]
+    return Finding(f"{rare:.1f}x on the rarest, {common:.1f}x on the commonest decile", min(values) >= 4)
+
+
+def _separation(study: Study, recipe: str) -> Finding | None:
+    base = study.first("base", "paper")
+    tide = _looked(study, recipe, "collapse")
+    if base is None or tide is None or not (base.path / "results" / "collapse.json").exists():
+        return None
+
+    def middle(found: dict) -> list[float]:
+        """The relative distance of pairs, from the middle layer on, for each category."""
+        means = []
+        for category in found["categories"].values():
+            layers: Sequence[Sequence[float]] = list(zip(*category["relative"], strict=True))
+            means.append(mean(mean(layer) for layer in layers[len(layers) // 2 :]))
+        return means
+
+    before, after = middle(base.result("collapse")), middle(tide)
+    names = list(tide["categories"])
+    said = ", ".join(f"{n}: {b:.2f} to {a:.2f}" for n, b, a in zip(names, before, after, strict=True))
+    return Finding(said, all(a > b for a, b in zip(after, before, strict=True)))
+
+
+CLAIMS = (
+    Claim(
+        "TIDE comes to the base's final loss with half of its tokens", "50 %, K = 2 to 4", _half_the_tokens
+    ),
+    Claim("loss falls with every step of K: 0, 2, 4, 8, 16, 24", "yes, without saturation", _monotone),
+    Claim("K = 2 has most of the gain that K = 24 has on rare tokens", "55 %", _two_blocks),
+    Claim("rare tokens gain more than common ones, K = 8", "4.8x", _gain_of_eight),
+    Claim("rare tokens gain more than common ones, K = 24", "5.6x", _gain_of_most),
+    Claim("each further block gives rare tokens more", "slope 3.7x", _slopes),
+    Claim("the null bank's weight rises with frequency", "0.53 to 0.89", _null_bank),
+    Claim("blocks specialise in frequencies", "one block has 0.31 on rare tokens", _specialised),
+    Claim(
+        "the first layer's memory is indispensable, the middle's is not", "+1,000 %; below 2 %", _layer_drop
+    ),
+    Claim("tables are far from E, and nearer to each other", "0.65 to 0.99 from E", _distances),
+    Claim("a token's tables get K times its embedding's gradient", "K-fold", _amplification),
+    Claim("tokens that contexts confuse stay apart from the middle layers on", "yes", _separation),
+)

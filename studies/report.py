@@ -1,0 +1,165 @@
+"""docs/STUDY.md, its figures and results/study/summary.json, from the runs that are kept."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from studies.claims import verdicts
+from studies.results import Kept, Spread, Study, losses
+from tide_lm import runs as files
+from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.drawing import write
+from tide_lm.report.results import open_runs
+
+CONTROLS = {
+    "input-only": "the same tables, normalised and added once, at the input",
+    "wide-input": "one wide input embedding, projected",
+    "layer-tables": "a table for each layer, gated, as in Gemma 3n",
+    "layer-router": "a table for each layer, against a null bank, as in MoLE",
+    "value-tables": "tables added to attention's values, as in nanochat",
+}
+OF_BLOCKS = {"loss-by-blocks"}  # a figure of all K
+
+
+def write_report(kept: Path, results: Path, docs: Path) -> Path:
+    """Writes all of it; returns the page."""
+    study = Study(kept)
+    if not study.first("base", "paper"):
+        raise ValueError(f"{kept} holds no run of the base, which all is compared with: run the study first")
+    results.mkdir(parents=True, exist_ok=True)
+    summary = {"runs": study.summary()}
+    files.write_atomically(results / "summary.json", json.dumps(summary, indent=2) + "\n")
+    page = docs / "STUDY.md"
+    files.write_atomically(page, "\n\n".join(_page(study, docs)) + "\n")
+    return page
+
+
+def _page(study: Study, docs: Path) -> Iterable[str]:
+    tokens = study.first("base", "paper").record["tokens"]
+    yield "# Does every layer need to know the token?"
+    yield (
+        "A replication of TIDE at a scale that fits one GPU: small models, real text, matched parameters and "
+        f"tokens ({tokens:,} of them), and controls. `python -m studies report` makes this page from "
+        "[results/study](../results/study), and `python -m studies run` those."
+    )
+    yield "## The paper's claims"
+    yield _table(
+        ["claim", "paper", "ours, its recipe", "ours, best recipe", "verdict"],
+        [[v.claim, v.paper, v.with_paper, v.with_best, f"**{v.verdict}**"] for v in verdicts(study)],
+    )
+    yield "## Loss"
+    yield _losses(study)
+    yield "## As many parameters, used otherwise"
+    yield _controls(study)
+    yield "## The number of blocks"
+    yield _blocks(study)
+    yield "## A larger model"
+    yield _larger(study)
+    yield "## The search for a recipe"
+    yield _search(study)
+    yield "## The paper's figures"
+    yield from _figures(study, docs)
+
+
+def _losses(study: Study) -> str:
+    rows = []
+    base = study.of("base", "paper")
+    for model, recipe, k in (
+        ("base", "paper", 0),
+        ("tide", "paper", 8),
+        ("tide", "best", 8),
+        ("input-only", "paper", 8),
+        ("input-only", "best", 8),
+    ):
+        if found := study.of(model, recipe, k=k):
+            rows.append([*_named(found[0]), *_numbers(found, base)])
+    return _table(["model", "recipe", "parameters", *_COLUMNS], rows)
+
+
+def _controls(study: Study) -> str:
+    base = study.of("base", "paper")
+    rows = []
+    for model in ("tide", *CONTROLS):
+        if found := study.of(model, "best", k=8):
+            what = CONTROLS.get(model, "a router in every layer mixes shared tables")
+            rows.append([model, what, f"{found[0].record['parameters']:,}", *_numbers(found, base)])
+    return _table(["model", "how", "parameters", *_COLUMNS], rows)
+
+
+def _blocks(study: Study) -> str:
+    rows = []
+    for k in (0, 2, 4, 8, 16, 24):
+        row = [str(k)]
+        for recipe in ("paper", "best"):
+            run = study.first("tide", recipe, k=k) if k else study.first("base", "paper")
+            row += [""] * 3 if run is None else [f"{value:.3f}" for value in _three(run)]
+        rows.append(row)
+    columns = ["K", *(f"{name}, {recipe}" for recipe in ("paper", "best") for name in ("loss", *_ENDS))]
+    return _table(columns, rows) + "\n\nOne seed each."
+
+
+def _larger(study: Study) -> str:
+    base = study.of("base", "paper", "medium")
+    found = [run for run in study.runs if run.record["size"] == "medium"]
+    found.sort(key=lambda run: -run.record["val_loss"])
+    rows = [[*_named(run), *_numbers([run], base)] for run in found]
+    return _table(["model", "recipe", "parameters", *_COLUMNS], rows)
+
+
+def _search(study: Study) -> str:
+    tried = [run for run in study.runs if run.record["recipe"] not in ("paper", "best")]
+    tried.sort(key=lambda run: run.record["val_loss"])
+    rows = [[run.record["model"], run.record["recipe"], *(f"{v:.3f}" for v in _three(run))] for run in tried]
+    return _table(["model", "tried", "loss", *_ENDS], rows) + "\n\nOne seed each, against `centre`."
+
+
+def _figures(study: Study, docs: Path) -> Iterable[str]:
+    looked = [
+        run
+        for model, recipe, k in (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
+        for run in study.of(model, recipe, k=k)[:1]
+    ]
+    by_blocks = [
+        run
+        for k in (0, 2, 4, 8, 16, 24)
+        for run in study.of("tide" if k else "base", "best" if k else "paper", k=k)[:1]
+    ]
+    for name, figure in FIGURES.items():
+        chosen = by_blocks if name in OF_BLOCKS else looked
+        kept = [run for run in open_runs([run.path for run in chosen]) if figure.missing(run) is None]
+        if figure.too_few(kept) is not None:
+            continue
+        write(figure, kept, docs / "study")
+        (docs / "study" / f"{name}.png").unlink()
+        yield f"### {figure.title}\n\n{figure.place} of the paper. {figure.says}"
+        yield f"![{figure.title}](study/{name}.svg)"
+
+
+_ENDS = ("rarest decile", "commonest decile")
+_COLUMNS = ("seeds", "validation loss", *_ENDS, "gain")
+
+
+def _three(run: Kept) -> tuple[float, float, float]:
+    return run.record["val_loss"], run.decile(0), run.decile(9)
+
+
+def _named(run: Kept) -> list[str]:
+    record = run.record
+    model = f"TIDE-{record['k']}E" if record["model"] == "tide" else record["model"]
+    return [model, record["recipe"], f"{record['parameters']:,}"]
+
+
+def _numbers(found: Sequence[Kept], base: Sequence[Kept]) -> list[str]:
+    """Loss, that of both ends, and how much less it is than the base's of the same seeds."""
+    ends = [Spread.of([run.decile(number) for run in found]) for number in (0, 9)]
+    bases = {run.record["seed"]: run.record["val_loss"] for run in base}
+    gains = [
+        bases[run.record["seed"]] - run.record["val_loss"] for run in found if run.record["seed"] in bases
+    ]
+    gain = str(Spread.of(gains)) if gains and found[0].record["model"] != "base" else ""
+    return [str(len(found)), str(losses(found)), *map(str, ends), gain]
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,98 @@
+"""What the study found, as it is kept: runs without their weights."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+
+class Spread(NamedTuple):
+    """The mean over seeds, and their standard deviation if there are several."""
+
+    mean: float
+    deviation: float | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+    def __str__(self) -> str:
+        more = "" if self.deviation is None else f" ± {self.deviation:.3f}"
+        return f"{self.mean:.3f}{more}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that is done."""
+
+    path: Path
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        return self.result("study")
+
+    def result(self, what: str) -> dict[str, Any]:
+        return json.loads((self.path / "results" / f"{what}.json").read_text(encoding="utf-8"))
+
+    @cached_property
+    def curve(self) -> list[tuple[int, float]]:
+        """Tokens, and the loss on the validation text after them."""
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines]
+        return [(r["tokens"], r["validation"]["loss"]) for r in records if "validation" in r]
+
+    def tokens_to(self, loss: float) -> float | None:
+        """After how many tokens it came to a loss, between two points of the curve; None if it never did."""
+        before: tuple[int, float] | None = None
+        for tokens, reached in self.curve:
+            if reached <= loss:
+                if before is None:
+                    return float(tokens)
+                share = (before[1] - loss) / (before[1] - reached)
+                return before[0] + share * (tokens - before[0])
+            before = tokens, reached
+        return None
+
+    def decile(self, number: int) -> float:
+        return self.record["loss_by_decile"][number]
+
+
+class Study:
+    def __init__(self, folder: Path) -> None:
+        self.runs = [Kept(path.parent.parent) for path in sorted(folder.glob("*/results/study.json"))]
+
+    def of(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> list[Kept]:
+        """The runs of one kind, by seed."""
+        wanted = {"model": model, "recipe": recipe, "size": size} | ({} if k is None else {"k": k})
+        found = [run for run in self.runs if all(run.record[key] == value for key, value in wanted.items())]
+        return sorted(found, key=lambda run: (run.record["k"], run.record["seed"]))
+
+    def first(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> Kept | None:
+        return next(iter(self.of(model, recipe, size, k)), None)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """The runs that the verdicts rest on; those of the search are not among them."""
+        keys = (
+            "model",
+            "recipe",
+            "size",
+            "k",
+            "seed",
+            "tokens",
+            "parameters",
+            "val_loss",
+            "loss_by_decile",
+        )
+        return [
+            {key: run.record[key] for key in keys}
+            for run in self.runs
+            if run.record["recipe"] in ("paper", "best")
+        ]
+
+
+def losses(runs: Sequence[Kept]) -> Spread:
+    return Spread.of([run.record["val_loss"] for run in runs])

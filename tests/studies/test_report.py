@@ -1,0 +1,139 @@
+"""The study's page from runs that are made up: what is counted, and how it is judged."""
+
+import json
+
+import pytest
+
+from studies.claims import CLAIMS, verdicts
+from studies.report import write_report
+from studies.results import Kept, Spread, Study
+
+TOKENS = 1000
+
+
+def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=0.0, common=0.0, **results):
+    """A run whose rare and common tokens gain so much over losses of 10 and 3."""
+    path = folder / f"{size}-{model}-{k}-{recipe.replace(' ', '-')}-{seed}"
+    (path / "results").mkdir(parents=True)
+    record = {
+        "model": model,
+        "recipe": recipe,
+        "size": size,
+        "k": k,
+        "seed": seed,
+        "tokens": TOKENS,
+        "parameters": 10,
+        "val_loss": loss,
+        "loss_by_decile": [10 - rare, *[5.0] * 8, 3 - common],
+    }
+    losses = {"rare": 10 - rare, "mid": 5.0, "common": 3 - common, "unbinned": 2.0}
+    validation = {name: {"loss": value, "tokens": 9} for name, value in losses.items()}
+    validation |= {"loss": loss, "tokens": 99, "loss_by_decile": record["loss_by_decile"]}
+    validation |= {"tokens_by_decile": [9] * 10, "step": 1}
+    for name, value in {"study": record, "validation": validation, **results}.items():
+        (path / "results" / f"{name}.json").write_text(json.dumps(value))
+    points = curve or [(500, loss + 1), (TOKENS, loss)]
+    lines = [
+        json.dumps({"step": tokens, "tokens": tokens, "loss": value, "validation": {"loss": value}})
+        for tokens, value in points
+    ]
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return Kept(path)
+
+
+def test_tokens_to_a_loss_are_found_between_two_points(tmp_path):
+    run = keep(tmp_path, "tide", "paper", 8, 4.0, curve=[(100, 8.0), (200, 6.0), (400, 4.0)])
+    assert run.tokens_to(9.0) == 100
+    assert run.tokens_to(7.0) == 150
+    assert run.tokens_to(5.0) == 300
+    assert run.tokens_to(3.0) is None
+
+
+def test_seeds_have_a_spread_and_one_seed_has_none():
+    assert str(Spread.of([1.0, 2.0, 3.0])) == "2.000 ± 1.000"
+    assert str(Spread.of([1.0])) == "1.000"
+
+
+def found(study, text):
+    (verdict,) = [verdict for verdict in verdicts(study) if text in verdict.claim]
+    return verdict
+
+
+@pytest.mark.parametrize(("at_500", "verdict"), [(4.9, "confirmed"), (6.0, "not confirmed")])
+def test_half_the_tokens(at_500, verdict, tmp_path):
+    keep(tmp_path, "base", "paper", 0, 5.0)
+    keep(tmp_path, "tide", "paper", 8, 4.5, curve=[(500, at_500), (TOKENS, 4.5)])
+    assert found(Study(tmp_path), "half of its tokens").verdict == verdict
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(4.4, "confirmed"), (4.6, "not confirmed")])
+def test_monotone_in_blocks(last, verdict, tmp_path):
+    keep(tmp_path, "base", "paper", 0, 5.0)
+    for k, loss in zip((2, 4, 8, 16, 24), (4.8, 4.7, 4.6, 4.5, last), strict=True):
+        keep(tmp_path, "tide", "paper", k, loss, rare=k / 24, common=k / 240)
+    study = Study(tmp_path)
+    assert found(study, "every step of K").verdict == verdict
+    assert found(study, "common ones, K = 24").with_paper == "10.0x (1.000 against 0.100 nats)"
+    assert found(study, "each further block").with_paper == "10.0x"
+    assert found(study, "most of the gain").with_paper == "8 %"
+    assert found(study, "most of the gain").with_best == "not run"
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.1, "confirmed"), (1.0, "not confirmed")])
+def test_rare_against_common(gain, verdict, tmp_path):
+    keep(tmp_path, "base", "paper", 0, 5.0)
+    keep(tmp_path, "tide", "paper", 8, 4.5, rare=0.5, common=gain)
+    assert found(Study(tmp_path), "common ones, K = 8").verdict == verdict
+
+
+def test_the_null_bank_and_the_layers(tmp_path):
+    null = [0.5 + number / 20 for number in range(10)]
+    routing = {"by_layer": [[[1 - weight, 0.0, weight] for weight in null] + [[0.5, 0, 0.5]]]}
+    drop = {"texts": {"one": {"change": [12.0, 0.1, 0.01, 0.01, 0.02, 0.1]}}}
+    distances = {"distance": [[0, 0.9, 0.8], [0.9, 0, 0.2], [0.8, 0.2, 0]]}
+    more = {"routing": routing, "layer-drop": drop, "distances": distances}
+    keep(tmp_path, "tide", "paper", 8, 4.5, **more)
+    study = Study(tmp_path)
+    assert found(study, "null bank").verdict == "confirmed"
+    assert found(study, "specialise").verdict == "not confirmed"
+    assert found(study, "indispensable").verdict == "confirmed"
+    assert found(study, "far from E").with_paper == "0.80 to 0.90 from E, 0.20 to 0.20 among each other"
+
+
+def test_what_was_not_run_cannot_be_told(tmp_path):
+    keep(tmp_path, "base", "paper", 0, 5.0)
+    assert {verdict.verdict for verdict in verdicts(Study(tmp_path))} == {"cannot be told"}
+
+
+def test_the_page_has_every_claim_and_the_summary_every_run_but_the_search(tmp_path):
+    kept = tmp_path / "results" / "runs"
+    for seed in (0, 1, 2):
+        keep(kept, "base", "paper", 0, 5.0 + seed / 10, seed)
+        keep(kept, "tide", "paper", 8, 4.6 + seed / 10, seed)
+    keep(kept, "tide", "gain 0.3", 8, 4.7)
+    page = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text()
+    assert all(claim.text in page for claim in CLAIMS)
+    assert (
+        "| TIDE-8E | paper | 10 | 3 | 4.700 ± 0.100 | 10.000 ± 0.000 | 3.000 ± 0.000 | 0.400 ± 0.000 |"
+        in page
+    )
+    assert "| tide | gain 0.3 | 4.700 |" in page
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())["runs"]
+    assert len(summary) == 6
+    assert summary[0].keys() == {
+        "model",
+        "recipe",
+        "size",
+        "k",
+        "seed",
+        "tokens",
+        "parameters",
+        "val_loss",
+        "loss_by_decile",
+    }
+
+
+def test_without_a_base_there_is_nothing_to_compare_with(tmp_path):
+    keep(tmp_path / "runs", "tide", "paper", 8, 4.5)
+    with pytest.raises(ValueError, match="holds no run of the base"):
+        write_report(tmp_path / "runs", tmp_path, tmp_path / "docs")
