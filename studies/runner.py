@@ -1,10 +1,9 @@
 """One run of the study: trained, evaluated and looked into, and all but its weights kept."""
 
 import gc
-import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class Places:
 def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
     """Does what is not done yet, as long as the time lasts; returns how many runs are left.
 
-    A run is begun only if one like it has ended in the time that is left.
+    A run is begun only if there is time for the longest like it so far.
     """
     until, left, longest = time.monotonic() + 60 * minutes, 0, {}
     for run in plan:
@@ -137,9 +136,3 @@ def _keep(folder: Path, kept: Path) -> None:
             for path in folder.glob(pattern):
                 (copy / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy / path.relative_to(folder))
-
-
-def records(kept: Path) -> list[Mapping[str, Any]]:
-    """Of all runs that are done, in the order of their names."""
-    paths = sorted(kept.glob("*/results/study.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]

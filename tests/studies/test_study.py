@@ -8,6 +8,7 @@ import pytest
 
 from studies import data, runner
 from studies.plan import Run, plan
+from studies.results import Study
 from studies.runner import Places, run_all
 from tide_lm.data.shards import TokenSplit
 from tide_lm.report.catalogue import FIGURES
@@ -96,7 +97,7 @@ def test_runs_are_made_once_and_kept_without_weights(places, shared_data):
     ]
     told = []
     assert run_all(runs, places, minutes=60, tell=told.append) == 0
-    records = runner.records(places.kept)
+    records = [run.record for run in Study(places.kept).runs]
     assert [record["model"] for record in records] == ["base", "input-only", "tide", "tide"]
     for record in records:
         assert record.keys() >= RECORD
