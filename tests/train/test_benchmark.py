@@ -10,7 +10,7 @@ from tide_lm.train.tables import RowLazyTables
 
 def test_ids_are_missed_for_as_long_as_in_a_run():
     V, tokens = 6000, 16
-    batches, last_V = benchmark._zipf_batches(V, 1, tokens), torch.zeros(V)
+    batches, last_V = benchmark.zipf_batches(V, 1, tokens), torch.zeros(V)
     for step in range(1, AGE + 1):
         inputs_BT, _ = next(batches)
         last_V[inputs_BT.flatten()] = step

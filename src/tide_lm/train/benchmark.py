@@ -85,7 +85,7 @@ def _time(shape: ModelConfig, batch: int, sequence: int, steps: int, plain: bool
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    batches = _zipf_batches(shape.vocab_size, batch, sequence)
+    batches = zipf_batches(shape.vocab_size, batch, sequence)
     step = _plain_step(shape, batches, device) if plain else _own_step(shape, batches, device)
     for _ in range(WARM_UP):
         step(Clock(device))
@@ -210,7 +210,8 @@ def missed_steps(vocabulary: int, tokens: int) -> torch.Tensor:
     return (chances_V.log() / (tokens * torch.log1p(-shares_V))).clamp(max=AGE).int()
 
 
-def _zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
+def zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
+    """Endless inputs and targets."""
     generator = torch.Generator().manual_seed(0)
     sums_V = _zipf_shares(vocabulary).cumsum(0)
     while True:
