@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, V vocabulary, K blocks, D hidden, L layers.
 """
 
+import importlib
 import os
 
 import pytest
@@ -98,10 +99,8 @@ def test_gradients_are_finite_differences():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_reach_the_rows_in_the_type_of_the_layers(dtype, monkeypatch):
     """In a wider one they would be copied, and read at half the speed."""
-    from tide_lm.ops import memory_mix_triton, memory_rows
-
     seen = []
-    module = memory_mix_triton if INTERPRETED else memory_rows
+    module = importlib.import_module(f"tide_lm.ops.{'memory_mix_triton' if INTERPRETED else 'memory_rows'}")
     name = "rows_backward" if INTERPRETED else "rows_backward_reference"
     original = getattr(module, name)
 
