@@ -5,10 +5,9 @@ from itertools import pairwise
 from statistics import linear_regression, mean
 from typing import NamedTuple
 
-from studies.results import Kept, Study
+from studies.results import BLOCKS, Kept, Study
 
 CONFIRMED, NOT_CONFIRMED, UNKNOWN = "confirmed", "not confirmed", "cannot be told"
-BLOCKS = (0, 2, 4, 8, 16, 24)
 
 
 class Finding(NamedTuple):
@@ -64,11 +63,9 @@ def _half_the_tokens(study: Study, recipe: str) -> Finding | None:
 
 
 def _by_blocks(study: Study, recipe: str) -> dict[int, Kept] | None:
-    """One run for each K, of the first seed."""
-    found = {0: study.first("base", "paper")}
-    found |= {k: study.first("tide", recipe, k=k) for k in BLOCKS[1:]}
-    kept = {k: run for k, run in found.items() if run is not None}
-    return kept if len(kept) == len(BLOCKS) else None
+    """Runs of every K, or nothing."""
+    found = study.by_blocks(recipe)
+    return found if len(found) == len(BLOCKS) else None
 
 
 def _monotone(study: Study, recipe: str) -> Finding | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_lm.data.shards import TokenSplit
+from tide_lm.presets import PAPER_BLOCKS
 from tide_lm.run_config import RunConfig
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
@@ -22,9 +23,10 @@ class Size:
 
 
 SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
-RECIPES: dict[str, dict[str, float]] = {
+CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
+RECIPES = {
     "paper": {GAIN: 1.0, RATE: 1.0, DECAY: 0.1},
-    "best": {GAIN: 0.1, RATE: 5.0, DECAY: 0.0},
+    "best": CENTRE,  # until the search has found a better one
 }
 _DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
 
@@ -89,10 +91,6 @@ def _toml(value: bool) -> str:
     return str(value).lower()
 
 
-# From where the search goes one step in each direction.
-CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}
-
-
 def _tried(
     recipe: str,
     settings: Mapping[str, float] | None = None,
@@ -145,7 +143,8 @@ def final() -> list[Run]:
         Run(model, "best", "small", 8)
         for model in ("wide-input", "layer-tables", "layer-router", "value-tables")
     ]
-    blocks = [Run("tide", recipe, "small", k) for recipe in ("best", "paper") for k in (2, 4, 16, 24)]
+    others = [k for k in PAPER_BLOCKS if k != 8]
+    blocks = [Run("tide", recipe, "small", k) for recipe in ("best", "paper") for k in others]
     larger = [
         Run(model, recipe, "medium", k)
         for model, recipe, k in (

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from studies.claims import verdicts
-from studies.results import Kept, Spread, Study, losses
+from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import write
@@ -87,14 +87,12 @@ def _controls(study: Study) -> str:
 
 
 def _blocks(study: Study) -> str:
-    rows = []
-    for k in (0, 2, 4, 8, 16, 24):
-        row = [str(k)]
-        for recipe in ("paper", "best"):
-            run = study.first("tide", recipe, k=k) if k else study.first("base", "paper")
-            row += [""] * 3 if run is None else [f"{value:.3f}" for value in _three(run)]
-        rows.append(row)
-    columns = ["K", *(f"{name}, {recipe}" for recipe in ("paper", "best") for name in ("loss", *_ENDS))]
+    found = {recipe: study.by_blocks(recipe) for recipe in ("paper", "best")}
+    rows = [
+        [str(k), *(cell for runs in found.values() for cell in (_three(runs[k]) if k in runs else [""] * 3))]
+        for k in BLOCKS
+    ]
+    columns = ["K", *(f"{name}, {recipe}" for recipe in found for name in ("loss", *_ENDS))]
     return _table(columns, rows) + "\n\nOne seed each."
 
 
@@ -109,7 +107,7 @@ def _larger(study: Study) -> str:
 def _search(study: Study) -> str:
     tried = [run for run in study.runs if run.record["recipe"] not in ("paper", "best")]
     tried.sort(key=lambda run: run.record["val_loss"])
-    rows = [[run.record["model"], run.record["recipe"], *(f"{v:.3f}" for v in _three(run))] for run in tried]
+    rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
     return _table(["model", "tried", "loss", *_ENDS], rows) + "\n\nOne seed each, against `centre`."
 
 
@@ -119,18 +117,13 @@ def _figures(study: Study, docs: Path) -> Iterable[str]:
         for model, recipe, k in (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
         for run in study.of(model, recipe, k=k)[:1]
     ]
-    by_blocks = [
-        run
-        for k in (0, 2, 4, 8, 16, 24)
-        for run in study.of("tide" if k else "base", "best" if k else "paper", k=k)[:1]
-    ]
+    by_blocks = study.by_blocks("best").values()
     for name, figure in FIGURES.items():
         chosen = by_blocks if name in OF_BLOCKS else looked
         kept = [run for run in open_runs([run.path for run in chosen]) if figure.missing(run) is None]
         if figure.too_few(kept) is not None:
             continue
-        write(figure, kept, docs / "study")
-        (docs / "study" / f"{name}.png").unlink()
+        write(figure, kept, docs / "study", kinds=["svg"])
         yield f"### {figure.title}\n\n{figure.place} of the paper. {figure.says}"
         yield f"![{figure.title}](study/{name}.svg)"
 
@@ -139,8 +132,8 @@ _ENDS = ("rarest decile", "commonest decile")
 _COLUMNS = ("seeds", "validation loss", *_ENDS, "gain")
 
 
-def _three(run: Kept) -> tuple[float, float, float]:
-    return run.record["val_loss"], run.decile(0), run.decile(9)
+def _three(run: Kept) -> list[str]:
+    return [f"{loss:.3f}" for loss in (run.record["val_loss"], run.decile(0), run.decile(9))]
 
 
 def _named(run: Kept) -> list[str]:
@@ -151,13 +144,14 @@ def _named(run: Kept) -> list[str]:
 
 def _numbers(found: Sequence[Kept], base: Sequence[Kept]) -> list[str]:
     """Loss, that of both ends, and how much less it is than the base's of the same seeds."""
+    loss = Spread.of([run.record["val_loss"] for run in found])
     ends = [Spread.of([run.decile(number) for run in found]) for number in (0, 9)]
     bases = {run.record["seed"]: run.record["val_loss"] for run in base}
     gains = [
         bases[run.record["seed"]] - run.record["val_loss"] for run in found if run.record["seed"] in bases
     ]
     gain = str(Spread.of(gains)) if gains and found[0].record["model"] != "base" else ""
-    return [str(len(found)), str(losses(found)), *map(str, ends), gain]
+    return [str(len(found)), str(loss), *map(str, ends), gain]
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -8,17 +8,31 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from tide_lm.presets import PAPER_BLOCKS
+
+BLOCKS = (0, *PAPER_BLOCKS)
+FIELDS = (
+    "model",
+    "recipe",
+    "size",
+    "k",
+    "seed",
+    "tokens",
+    "parameters",
+    "val_loss",
+    "loss_by_decile",
+)
+
 
 class Spread(NamedTuple):
     """The mean over seeds, and their standard deviation if there are several."""
 
     mean: float
     deviation: float | None
-    seeds: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        return cls(mean(values), stdev(values) if len(values) > 1 else None, len(values))
+        return cls(mean(values), stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
         more = "" if self.deviation is None else f" ± {self.deviation:.3f}"
@@ -74,25 +88,15 @@ class Study:
     def first(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> Kept | None:
         return next(iter(self.of(model, recipe, size, k)), None)
 
+    def by_blocks(self, recipe: str) -> dict[int, Kept]:
+        """One run for each K that is there, of the first seed."""
+        found = {k: self.first("tide", recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
+        return {k: run for k, run in found.items() if run is not None}
+
     def summary(self) -> list[dict[str, Any]]:
         """The runs that the verdicts rest on; those of the search are not among them."""
-        keys = (
-            "model",
-            "recipe",
-            "size",
-            "k",
-            "seed",
-            "tokens",
-            "parameters",
-            "val_loss",
-            "loss_by_decile",
-        )
         return [
-            {key: run.record[key] for key in keys}
+            {key: run.record[key] for key in FIELDS}
             for run in self.runs
             if run.record["recipe"] in ("paper", "best")
         ]
-
-
-def losses(runs: Sequence[Kept]) -> Spread:
-    return Spread.of([run.record["val_loss"] for run in runs])

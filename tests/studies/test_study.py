@@ -8,23 +8,11 @@ import pytest
 
 from studies import data, runner
 from studies.plan import Run, plan
-from studies.results import Study
+from studies.results import FIELDS, Study
 from studies.runner import Places, run_all
 from tide_lm.data.shards import TokenSplit
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.results import open_runs
-
-RECORD = {
-    "model",
-    "recipe",
-    "size",
-    "k",
-    "seed",
-    "tokens",
-    "parameters",
-    "val_loss",
-    "loss_by_decile",
-}
 
 CHOICES = {"text": ["a", "b", "c", "d"], "label": ["A", "B", "C", "D"]}
 BENCHMARKS = {
@@ -100,7 +88,7 @@ def test_runs_are_made_once_and_kept_without_weights(places, shared_data):
     records = [run.record for run in Study(places.kept).runs]
     assert [record["model"] for record in records] == ["base", "input-only", "tide", "tide"]
     for record in records:
-        assert record.keys() >= RECORD
+        assert record.keys() >= set(FIELDS)
         assert 0 < record["val_loss"] < 7
     kept = places.kept / runs[1].slug
     assert (kept / "metrics.jsonl").exists()

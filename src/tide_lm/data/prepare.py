@@ -71,11 +71,24 @@ def prepare(
     if processes < 1:
         raise ValueError(f"the number of processes is at least 1, not {processes}")
     parts = sources.parts(source, text_field)
-    out = Path(out).absolute()
+    return prepare_corpus(Corpus(parts, validation), parts, settings, Path(out), processes, progress)
+
+
+def prepare_corpus(
+    corpus: Corpus,
+    training: Sequence[sources.Part],
+    settings: Settings,
+    out: Path,
+    processes: int,
+    progress: Progress = _nobody,
+) -> Manifest:
+    """`prepare` for documents that have a split; a tokenizer is trained on the parts `training`."""
+    out = out.absolute()
     with claimed(out), runs.write_folder(out) as folder:
-        vocabulary = save_tokenizer(settings, parts, folder)
-        writers = {split: ShardWriter(folder, split, vocabulary.dtype, shard_tokens) for split in SPLITS}
-        corpus = Corpus(parts, validation)
+        vocabulary = save_tokenizer(settings, training, folder)
+        writers = {
+            split: ShardWriter(folder, split, vocabulary.dtype, settings.shard_tokens) for split in SPLITS
+        }
         counts = write_tokens(corpus, folder, vocabulary, writers, processes, progress)
         splits = {split: writer.finish() for split, writer in writers.items()}
         return complete(folder, settings, vocabulary, corpus.tally, counts, splits)

@@ -11,6 +11,7 @@ from torch import nn
 
 from tide_lm.ops.kernels import use_triton
 
+# What takes the gradient of the output, what takes alpha, and the order in which positions are mixed.
 Sink = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 

@@ -59,13 +59,13 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def write(figure: Figure, runs: Runs, folder: Path) -> list[Path]:
+def write(figure: Figure, runs: Runs, folder: Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
     """NAME.svg and NAME.png of a figure, all its panels on one sheet."""
     figure.demand(runs)
     panels = figure.panels(runs)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for kind in ("svg", "png"):
+    for kind in kinds:
         path = folder / f"{figure.name}.{kind}"
         with figure.naming(runs), _styled(figure.name):
             content = BytesIO()
