@@ -50,7 +50,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         objective = losses_N.new_zeros(())
         if learning:
             d_hidden_ND = torch.empty_like(hidden_ND, dtype=low)
-            d_head_VD = torch.zeros_like(head_VD, dtype=wide)  # wide, since chunks add up here
+            d_head_VD = torch.empty_like(head_VD, dtype=wide)  # wide, since chunks add up here
         with torch.autocast(device, enabled=False):
             for start in range(0, tokens, chunk):
                 part = slice(start, start + chunk)
@@ -70,7 +70,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if learning:
                     d_logits = d_logits.to(low)
                     d_hidden_ND[part] = d_logits @ head
-                    _add_product(d_head_VD, d_logits.T, hidden)
+                    _add_product(d_head_VD, d_logits.T, hidden, first=start == 0)
         if learning:
             ctx.save_for_backward(d_hidden_ND, d_head_VD)
         ctx.mark_non_differentiable(losses_N)
@@ -95,9 +95,11 @@ def _rows_reference(
     return losses_N, log_z_N1[:, 0], logits_NV
 
 
-def _add_product(sum: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """`sum += left @ right`, in the sum's precision where the device can."""
+def _add_product(sum: torch.Tensor, left: torch.Tensor, right: torch.Tensor, first: bool) -> None:
+    """`sum += left @ right`, in the sum's precision where the device can; the first product replaces it."""
     if sum.device.type == "cuda" and sum.dtype == torch.float32 and left.dtype != sum.dtype:
-        torch.addmm(sum, left, right, torch.float32, out=sum)
+        torch.addmm(sum, left, right, torch.float32, beta=0 if first else 1, out=sum)
+    elif first:
+        sum.copy_(left @ right)
     else:
         sum += left @ right

@@ -12,7 +12,7 @@ import triton.language as tl
 from tide_lm.ops.memory_rows import RowIndex
 from tide_lm.ops.transfer import upload
 
-ROWS_A_PROGRAM = 32  # whose share of the gains' gradient one program adds up
+ROWS_A_PROGRAM = 16  # whose share of the gains' gradient one program adds up
 
 
 @triton.jit
@@ -195,8 +195,8 @@ def mix(
         K,
         triton.next_power_of_2(K),
         D,
-        min(triton.next_power_of_2(D), 2048),
-        num_warps=4,
+        min(triton.next_power_of_2(D), 512),
+        num_warps=1,
     )
     return out
 
@@ -225,8 +225,8 @@ def mix_backward(
         K,
         blocks,
         D,
-        min(triton.next_power_of_2(D), max(8192 // blocks, 64)),
-        num_warps=4,
+        max(16, min(triton.next_power_of_2(D), 256, 4096 // blocks)),
+        num_warps=1,
     )
     return d_logits, alpha
 
@@ -256,7 +256,7 @@ def rows_backward(
     count = len(index.start_P) - 1
     pieces = raw_UKD.new_empty(count, K, D, dtype=torch.float32)
     blocks, layers = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(L))
-    width = max(16, min(triton.next_power_of_2(D), 16384 // layers, 8192 // blocks))
+    width = max(16, min(triton.next_power_of_2(D), 16384 // layers, 256, 8192 // blocks))
     _pieces_kernel[(count, triton.cdiv(D, width))](
         first,
         upload(torch.tensor(distances), first.device),
