@@ -1,9 +1,13 @@
 """`python -m studies`: the study, from its text to docs/STUDY.md."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from studies.plan import Run
 
 app = typer.Typer(help="Does every layer need to know the token?", no_args_is_help=True, add_completion=False)
 
@@ -35,15 +39,26 @@ def run(
         "results/study/runs"
     ),
     minutes: Annotated[float, typer.Option("--minutes", help="Begin no run that would take longer.")] = 9.0,
-    only: Annotated[str, typer.Option("--only", help="Runs whose name has this in it.")] = "",
+    only: Annotated[str, typer.Option("--only", help="Runs whose name this expression finds.")] = "",
+    part: Annotated[
+        str, typer.Option("--part", metavar="I/N", help="The Ith of N parts, for processes side by side.")
+    ] = "1/1",
 ) -> None:
     """Train and look into what is not done yet; call it again until all is done."""
     from studies.plan import plan
     from studies.runner import Places, run_all
 
-    wanted = [each for each in plan() if only in each.name]
+    wanted = _part([each for each in plan() if re.search(only, each.name)], part)
     left = run_all(wanted, Places(data, shared, scratch, kept), minutes, typer.echo)
     typer.echo(f"{left} of {len(wanted)} runs are left")
+
+
+def _part(runs: "list[Run]", part: str) -> "list[Run]":
+    """Every Nth run, so that all parts go through the plan in the order of its worth."""
+    number, slash, count = part.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise typer.BadParameter(f"--part {part!r} is not I/N with 1 <= I <= N, as in 2/3")
+    return runs[int(number) - 1 :: int(count)]
 
 
 @app.command()

@@ -33,7 +33,7 @@ class InputOnlyConfig(TideConfig):
 
 
 class InputOnlyModel(TideModel):
-    """The tables' rows, normalised and added once, to the input."""
+    """The tables' rows, normalised and added once, to the input, with the weights that routers start at."""
 
     layer_class = LlamaDecoderLayer
 
@@ -47,8 +47,8 @@ class InputOnlyModel(TideModel):
         rows_UKD = self._memory_for(input_ids, memory).rows_UKD
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        added = rows_UKD.sum(1).view_as(inputs_embeds).to(inputs_embeds.dtype)
-        return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added, **kwargs)
+        added = rows_UKD.sum(1).view_as(inputs_embeds) / (self.config.num_memory_blocks + 1)
+        return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added.to(inputs_embeds.dtype), **kwargs)
 
 
 class InputOnly(TideForCausalLM):

@@ -63,14 +63,16 @@ class Places:
 def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
     """Does what is not done yet, as long as the time lasts; returns how many runs are left.
 
-    A run is begun only if there is time for the longest like it so far.
+    A run is begun only if there is time for the longest like it so far, or for the longest of all.
     """
-    until, left, longest = time.monotonic() + 60 * minutes, 0, {}
+    until, left = time.monotonic() + 60 * minutes, 0
+    longest: dict[tuple[str, bool], float] = {}
     for run in plan:
         if places.is_done(run):
             continue
         kind = run.size, run.look
-        if time.monotonic() + longest.get(kind, 0) > until:
+        expected = longest.get(kind, max(longest.values(), default=0))
+        if time.monotonic() + expected > until:
             left += 1
             continue
         started = time.monotonic()
@@ -111,7 +113,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     reading = Reading(texts, window=config.data.sequence, stride=config.data.sequence // 2, batch=64)
     evaluate.on_texts(str(folder), None, None, reading)
     if run.look:
-        _look(run, folder, reading, places.shared / "benchmarks")
+        _look(run, folder, reading, places.shared / "benchmarks", tell)
     record["seconds"] = time.monotonic() - started
     runs.write_result(folder, "study", record, run.seed)
     _keep(folder, places.kept / run.slug)
@@ -119,12 +121,14 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     return record
 
 
-def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path) -> None:
+def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
     """The paper's diagnostics."""
     evaluate.over_checkpoints(str(folder), None, None, reading)
     subject, held_out = open_subject(str(folder)), replace(reading, texts={})
     for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
+        started = time.monotonic()
         analyze(what, subject, Options(reading if what is What.layer_drop else held_out, words=WORDS))
+        tell(f"{what.value} after {time.monotonic() - started:.0f} s")
     scores = zero_shot.score(subject.model, subject.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
     subject.write("benchmarks", scores)
 
