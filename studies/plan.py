@@ -8,7 +8,7 @@ from typing import Any
 
 from tide_lm.data.shards import TokenSplit
 from tide_lm.presets import PAPER_BLOCKS
-from tide_lm.run_config import RunConfig
+from tide_lm.run_config import RECIPES, RunConfig
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
 
@@ -24,10 +24,6 @@ class Size:
 
 SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
-RECIPES = {
-    "paper": {GAIN: 1.0, RATE: 1.0, DECAY: 0.1},
-    "best": CENTRE,  # until the search has found a better one
-}
 _DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
 
 
@@ -61,6 +57,7 @@ class Run:
         size = SIZES[self.size]
         steps = (len(TokenSplit(data, "train")) - 1) // (size.sequence * size.batch)
         values: dict[str, Any] = {
+            "recipe": self.recipe if self.recipe in RECIPES else "paper",
             "model.preset": f"tide-{self.k}e-{self.size}" if self.k else f"base-{self.size}",
             "data.path": f'"{data}"',
             "data.sequence": size.sequence,
@@ -80,7 +77,6 @@ class Run:
             "train.dtype": "bfloat16" if gpu else "float32",
             "train.compile": _toml(gpu and not self.look),  # gradients cannot be recorded in a compiled model
             "train.record_gradients": _toml(self.look),
-            **RECIPES.get(self.recipe, {}),
             **(_DENSE if self.model not in ("base", "tide") else {}),
             **self.settings,
         }
@@ -120,7 +116,12 @@ def search() -> list[Run]:
         _tried("null bias 2", changes={"null_bias": 2.0}),
         _tried("temperature 0.5", changes={"router_temperature": 0.5}),
         _tried("temperature 0.2", changes={"router_temperature": 0.2}),
+        _tried("router starts even", changes={"router_starts_even": True}),
         _tried("layer scale", changes={"layer_scale": 1.0}),
+        _tried("layer scale with depth", changes={"layer_scale": 1.0, "deeper_is_larger": True}),
+        _tried("gain fixed", changes={"gain_is_learned": False}),
+        _tried("rows start at 0.002", changes={"table_std": 0.002}),
+        _tried("rows start at 0.1", changes={"table_std": 0.1}),
         _tried("gain 0.3", {GAIN: 0.3}, model="input-only"),
     ]
 

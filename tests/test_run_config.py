@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tide_lm.run_config import OptimSection, RunConfig, differences, is_fixed
+from tide_lm.run_config import RECIPES, ModelSection, OptimSection, RunConfig, differences, flat, is_fixed
 
 SHORT = ["optim.warmup_steps=10"]
 
@@ -12,13 +12,37 @@ def test_the_defaults_are_the_papers_recipe():
     optim = OptimSection()
     assert (optim.max_lr, optim.min_lr, optim.warmup_lr, optim.warmup_steps) == (1e-4, 1e-5, 1e-6, 10_000)
     assert (optim.weight_decay, optim.beta1, optim.beta2, optim.z_loss) == (0.1, 0.9, 0.95, 1e-6)
-    paper = RunConfig.load(None, ["model.preset=tide-8e-1b"])
-    assert paper.optim == optim
+    paper = RunConfig.load(None, ["model.preset=tide-8e-1b", "recipe=paper"])
+    assert (paper.optim, paper.model.memory_gain_init) == (optim, 1.0)
+    for section, values in RECIPES["paper"].items():
+        assert values.items() <= RunConfig().to_dict()[section].items()
     assert (paper.data.sequence, paper.train.batch) == (2048, 8)
     assert 0 <= paper.train.steps * 8 * 2048 - 200e9 < 8 * 2048
 
 
-def test_a_tiny_preset_has_its_own_recipe_and_settings_win_over_it():
+def test_a_new_run_has_the_best_recipe_and_its_settings_win_over_that():
+    for recipe, settings in (("best", []), ("best", ["recipe=best"]), ("paper", ["recipe=paper"])):
+        run = RunConfig.load(None, [*settings, "optim.table_weight_decay=0.3"])
+        values = flat(RECIPES[recipe]) | {"recipe": recipe, "optim.table_weight_decay": 0.3}
+        assert values.items() <= flat(run.to_dict()).items()
+    with pytest.raises(ValueError, match="recipe is 'pap': use one of 'paper', 'best'"):
+        RunConfig.load(None, ["recipe=pap"])
+    with pytest.raises(ValueError, match=r"recipe is \{'gain': 1\}: use one of"):
+        RunConfig.load(None, ["recipe.gain=1"])
+
+
+def test_a_resumed_run_keeps_its_recipe_and_one_that_names_none_has_the_papers():
+    best = RunConfig.load(None).to_dict()
+    paper = RunConfig.load(None, ["recipe=paper"]).to_dict()
+    unnamed = {name: section for name, section in paper.items() if name != "recipe"}
+    assert RunConfig.load(None, resumed=best).to_dict() == best
+    assert RunConfig.load(None, ["train.seed=0"], resumed=unnamed).to_dict() == paper
+    (changed,) = differences(RunConfig.load(None), RunConfig.load(None, ["recipe=paper"], resumed=best))
+    assert changed == "recipe: 'best' -> 'paper'"
+    assert is_fixed(changed)
+
+
+def test_a_tiny_preset_has_its_own_settings_and_those_given_win_over_them():
     tiny = RunConfig.load(None)
     assert tiny.optim.warmup_steps * 10 <= tiny.train.steps < 10_000
     assert (tiny.data.sequence, tiny.optim.max_lr) == (128, 3e-3)
@@ -92,12 +116,11 @@ def test_moments_of_tables_are_chosen_and_named_where_tables_are_row_lazy():
 
 def test_every_setting_is_described_with_its_default():
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
-    described = dict(re.findall(r"^\| `(\w+\.\w+)` \| `?(.*?)`? \|", page, re.MULTILINE))
+    described = dict(re.findall(r"^\| `([\w.]+)` \| `?(.*?)`? \|", page, re.MULTILINE))
     defaults = {
-        f"{section}.{key}": str(value).lower() if isinstance(value, bool) else str(value)
-        for section, values in RunConfig().to_dict().items()
-        for key, value in values.items()
-    }
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in flat(RunConfig.load(None, ["model.preset=tide-8e-1b"]).to_dict()).items()
+    } | {"model.preset": ModelSection.preset}
     assert described == defaults
 
 

@@ -15,16 +15,16 @@ PAPER_BLOCKS = (2, 4, 8, 16, 24)
 class Preset:
     """A named model. Fields of `model` that the paper does not state are our assumption.
 
-    `recipe` holds the settings of a run, by section, that suit it better than the paper's.
+    `settings` of a run, by section, suit it better than the paper's.
     """
 
     name: str
     model: ModelConfig
     stated: frozenset[str] = frozenset()
-    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def _short_recipe(sequence: int, max_lr: float, warmup_steps: int) -> dict[str, dict[str, Any]]:
+def _short_run(sequence: int, max_lr: float, warmup_steps: int) -> dict[str, dict[str, Any]]:
     """For a run of minutes: higher rates and a short warm-up."""
     rates = {"max_lr": max_lr, "min_lr": max_lr / 10, "warmup_lr": max_lr / 100}
     return {
@@ -70,10 +70,10 @@ _SIZES = {
     "1b": _paper(hidden=2_048, layers=24, heads=32, ffn=3_520),
     "3b": _paper(hidden=3_072, layers=28, heads=24, ffn=8_192, head_dim=128),
 }
-_RECIPES = {
-    "tiny": _short_recipe(sequence=128, max_lr=3e-3, warmup_steps=100),
-    "small": _short_recipe(sequence=512, max_lr=1e-3, warmup_steps=500),
-    "medium": _short_recipe(sequence=512, max_lr=6e-4, warmup_steps=500),
+_SETTINGS = {
+    "tiny": _short_run(sequence=128, max_lr=3e-3, warmup_steps=100),
+    "small": _short_run(sequence=512, max_lr=1e-3, warmup_steps=500),
+    "medium": _short_run(sequence=512, max_lr=6e-4, warmup_steps=500),
 }
 # What the paper states, by size: fields, and numbers of blocks.
 _STATED_FIELDS = {
@@ -100,7 +100,7 @@ def get(name: str) -> Preset:
     if blocks in _STATED_BLOCKS.get(size, ()):
         stated.add("num_memory_blocks")
     model = replace(_SIZES[size], num_memory_blocks=blocks)
-    return Preset(name, model, frozenset(stated), _RECIPES.get(size, {}))
+    return Preset(name, model, frozenset(stated), _SETTINGS.get(size, {}))
 
 
 def names() -> list[str]:

@@ -95,8 +95,22 @@ class TrainSection:
         return self.micro_batch or self.batch // ranks
 
 
+Recipe = Literal["paper", "best"]
+# How the tables are begun and trained. The best was found by the study: docs/STUDY.md.
+RECIPES: dict[Recipe, dict[str, dict[str, float]]] = {
+    "paper": {
+        "model": {"memory_gain_init": 1.0},
+        "optim": {"table_lr_multiple": 1.0, "table_weight_decay": 0.1},
+    },
+    "best": {
+        "model": {"memory_gain_init": 0.1},
+        "optim": {"table_lr_multiple": 5.0, "table_weight_decay": 0.0},
+    },
+}
+
 # What a run that has begun cannot change, besides its model.
 _FIXED = (
+    "recipe",
     "data.sequence",
     "optim.table_update",
     "optim.table_moments",
@@ -116,8 +130,12 @@ _AT_LEAST_ONE = (
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run depends on. The defaults are the paper's recipe; `load` adds that of the preset."""
+    """Everything a run depends on. The defaults are the paper's; `load` adds the preset's and the recipe's.
 
+    `recipe` says where the settings of the tables come from. Runs that do not say have the paper's.
+    """
+
+    recipe: Recipe = "paper"
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     optim: OptimSection = field(default_factory=OptimSection)
@@ -188,9 +206,9 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        sections = get_type_hints(cls)
-        _refuse_unknown(values, sections, "section")
-        return cls(**{name: _section(sections[name], name, given) for name, given in values.items()})
+        known = get_type_hints(cls)
+        _refuse_unknown(values, known, "section")
+        return cls(**{name: _checked(name, given, known[name]) for name, given in values.items()})
 
     @classmethod
     def load(
@@ -201,7 +219,8 @@ class RunConfig:
     ) -> "RunConfig":
         """A TOML file, and `section.key=value` settings that win over it.
 
-        What neither names is as in the run that is `resumed`, or else in the preset's recipe.
+        What neither names is as in the run that is `resumed`. In a new one it is as the preset has it, or
+        the recipe, which is the best unless another is named.
         """
         values: dict[str, Any] = {}
         if file is not None:
@@ -212,15 +231,26 @@ class RunConfig:
         for override in overrides:
             name, equals, text = override.partition("=")
             section, dot, key = name.partition(".")
+            if equals and name == "recipe":
+                values[name] = text
+                continue
             if not equals or not dot:
                 raise ValueError(f"{override!r} is not a setting: write section.key=value")
-            value = _parse(text, get_type_hints(get_type_hints(cls).get(section, cls)).get(key))
+            kind = get_type_hints(cls).get(section)
+            value = _parse(text, get_type_hints(kind).get(key) if isinstance(kind, type) else None)
             values[section] = {**_mapping(section, values.get(section, {})), key: value}
-        model = _mapping("model", values.get("model", {}))
-        preset = _checked("model.preset", model.get("preset", ModelSection.preset), str)
-        below = presets.get(preset).recipe if resumed is None else resumed
-        for section, defaults in below.items():
-            values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
+        below: list[Mapping[str, Any]]
+        if resumed is not None:
+            values.setdefault("recipe", resumed.get("recipe", cls.recipe))
+            below = [{name: given for name, given in resumed.items() if name != "recipe"}]
+        else:
+            model = _mapping("model", values.get("model", {}))
+            preset = _checked("model.preset", model.get("preset", ModelSection.preset), str)
+            recipe = _checked("recipe", values.setdefault("recipe", "best"), Recipe)
+            below = [presets.get(preset).settings, RECIPES[recipe]]
+        for sections in below:
+            for section, defaults in sections.items():
+                values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
         try:
             return cls.from_dict(values)
         except ValueError as error:
@@ -235,13 +265,17 @@ def is_fixed(difference: str) -> bool:
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
     """What changed from one config to another, a line each."""
-    before, after = old.to_dict(), new.to_dict()
-    return [
-        f"{section}.{key}: {value!r} -> {after[section][key]!r}"
-        for section, values in before.items()
-        for key, value in values.items()
-        if value != after[section][key]
-    ]
+    before, after = flat(old.to_dict()), flat(new.to_dict())
+    return [f"{name}: {value!r} -> {after[name]!r}" for name, value in before.items() if value != after[name]]
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of a config by its full name."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        within = isinstance(value, Mapping)
+        found |= {f"{name}.{key}": each for key, each in value.items()} if within else {name: value}
+    return found
 
 
 def _parse(text: str, wanted: Any) -> Any:
@@ -266,6 +300,8 @@ def _mapping(section: str, values: Any) -> Mapping[str, Any]:
 
 
 def _checked(name: str, value: Any, wanted: Any) -> Any:
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+        return _section(wanted, name, value)
     if get_origin(wanted) is Literal:
         if value not in get_args(wanted):
             raise ValueError(f"{name} is {value!r}: use one of {', '.join(map(repr, get_args(wanted)))}")

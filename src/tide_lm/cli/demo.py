@@ -58,7 +58,7 @@ def _prepare(folder: Path) -> Path:
 
 
 def settings(preset: str, data: Path, steps: int) -> RunConfig:
-    """Both models' settings: their preset's recipe, for so many steps. Only the preset differs."""
+    """Both models' settings: their preset's, for so many steps. Only the preset differs."""
     return RunConfig.load(
         None,
         [

@@ -8,7 +8,7 @@ import typer
 from tide_lm import runs
 from tide_lm.cli.output import AsJson, let_first_speak, print_json, print_table
 from tide_lm.cli.progress import training_progress
-from tide_lm.run_config import RunConfig
+from tide_lm.run_config import RunConfig, flat
 
 
 def command(
@@ -65,11 +65,7 @@ def command(
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:
-    settings = [
-        (f"{section}.{key}", value)
-        for section, values in result["config"].items()
-        for key, value in values.items()
-    ]
+    settings = list(flat(result["config"]).items())
     print_table("Settings", ["setting", "value"], settings, numbers=False)
     each = f" of each of {result['processes']}" if result["processes"] > 1 else ""
     costs = [
