@@ -25,6 +25,7 @@ from tide_lm.model import (
     TideForCausalLM,
     TideModel,
 )
+from tide_lm.pretrained import draw_table
 
 
 @strict
@@ -220,8 +221,9 @@ class ValueTables(TideForCausalLM):
 class VariantConfig(TideConfig):
     """TIDE with one thing changed.
 
-    `null_bias` is where a learned bias of the null bank starts, `router_temperature` divides the logits, and
-    `layer_scale` is where a learned number starts that each layer multiplies its memory by.
+    `null_bias` is where a learned bias of the null bank starts, and `router_temperature` divides the logits.
+    `layer_scale` is where a learned number starts that each layer multiplies its memory by; in layer l it
+    starts at sqrt(l) times that if `deeper_is_larger`. `table_std` is what rows are drawn with.
     """
 
     model_type = "tide-variant"
@@ -229,7 +231,11 @@ class VariantConfig(TideConfig):
     null_bank: bool = True
     null_bias: int | float | None = None
     router_temperature: int | float = 1.0
+    router_starts_even: bool = False
     layer_scale: int | float | None = None
+    deeper_is_larger: bool = False
+    gain_is_learned: bool = True
+    table_std: int | float | None = None
 
 
 class VariantRouter(MemoryRouter):
@@ -284,12 +290,23 @@ class VariantLayer(TideDecoderLayer):
 class VariantModel(TideModel):
     layer_class = VariantLayer
 
+    def __init__(self, config: VariantConfig) -> None:
+        super().__init__(config)
+        self.memory.norm.weight.requires_grad_(config.gain_is_learned)
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, VariantRouter) and self.config.null_bias is not None:
-            init.constant_(module.null_bias, self.config.null_bias)
-        if isinstance(module, VariantLayer) and self.config.layer_scale is not None:
-            init.constant_(module.layer_scale, self.config.layer_scale)
+        config = self.config
+        if isinstance(module, EmbeddingMemory) and config.table_std is not None:
+            draw_table(module.weight, module.tokens, torch.initial_seed(), config.table_std)
+        if isinstance(module, VariantRouter):
+            if config.router_starts_even:
+                init.zeros_(module.weight)
+            if config.null_bias is not None:
+                init.constant_(module.null_bias, config.null_bias)
+        if isinstance(module, VariantLayer) and config.layer_scale is not None:
+            times = (module.layer_idx + 1) ** 0.5 if config.deeper_is_larger else 1
+            init.constant_(module.layer_scale, config.layer_scale * times)
 
 
 class Variant(TideForCausalLM):

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean
 
-from studies.claims import verdicts
+from studies.claims import CLAIMS, verdicts
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report.catalogue import FIGURES
@@ -42,11 +43,14 @@ def _page(study: Study, docs: Path) -> Iterable[str]:
         f"tokens ({tokens:,} of them), and controls. `python -m studies report` makes this page from "
         "[results/study](../results/study), and `python -m studies run` those."
     )
+    yield from _answer(study)
     yield "## The paper's claims"
     yield _table(
         ["claim", "paper", "ours, its recipe", "ours, best recipe", "verdict"],
         [[v.claim, v.paper, v.with_paper, v.with_best, f"**{v.verdict}**"] for v in verdicts(study)],
     )
+    yield "A verdict is about the paper's recipe. What is a confirmation:"
+    yield "\n".join(f"- {claim.text}: {claim.rule}." for claim in CLAIMS)
     yield "## Loss"
     yield _losses(study)
     yield "## As many parameters, used otherwise"
@@ -57,8 +61,32 @@ def _page(study: Study, docs: Path) -> Iterable[str]:
     yield _larger(study)
     yield "## The search for a recipe"
     yield _search(study)
+    yield from _rows(study)
     yield "## The paper's figures"
     yield from _figures(study, docs)
+
+
+def _answer(study: Study) -> Iterable[str]:
+    """What is ahead of what, as far as it was run."""
+    best, paper = study.gains("tide", "best", k=8), study.gains("tide", "paper", k=8)
+    if not best or not paper:
+        return
+    ours, theirs = Spread.of(best), Spread.of(paper)
+    yield (
+        f"Tokens and seeds alike, TIDE-8E has {theirs} nats less loss than its base with the paper's recipe, "
+        f"and {ours} with the best that was found: {ours.mean / theirs.mean:.2f} times as much "
+        "(mean and standard deviation over seeds)."
+    )
+    kinds = {(run.record["model"], run.record["recipe"]) for run in study.runs if run.record["k"] == 8}
+    controls = {kind: study.gains(*kind, k=8) for kind in kinds if kind[0] in CONTROLS}
+    if controls := {kind: Spread.of(gains) for kind, gains in controls.items() if gains}:
+        (model, recipe), gain = max(controls.items(), key=lambda item: item[1].mean)
+        ahead = ours.mean - gain.mean
+        said = "is ahead of" if ahead > 0 else "**is behind**"
+        yield (
+            f"Of as many parameters used otherwise, `{model}` ({CONTROLS[model]}; recipe {recipe}) gains "
+            f"most, {gain}: TIDE {said} it by {abs(ahead):.3f} nats."
+        )
 
 
 def _losses(study: Study) -> str:
@@ -78,12 +106,13 @@ def _losses(study: Study) -> str:
 
 def _controls(study: Study) -> str:
     base = study.of("base", "paper")
-    rows = []
-    for model in ("tide", *CONTROLS):
-        if found := study.of(model, "best", k=8):
-            what = CONTROLS.get(model, "a router in every layer mixes shared tables")
-            rows.append([model, what, f"{found[0].record['parameters']:,}", *_numbers(found, base)])
-    return _table(["model", "how", "parameters", *_COLUMNS], rows)
+    kinds = {(run.record["model"], run.record["recipe"]) for run in study.runs if run.record["k"] == 8}
+    kinds = {kind for kind in kinds if kind[0] in CONTROLS} | {("tide", "paper"), ("tide", "best")}
+    found = [runs for kind in kinds if (runs := study.of(*kind, k=8))]
+    found.sort(key=lambda runs: mean(run.record["val_loss"] for run in runs))
+    rows = [[*_named(runs[0]), *_numbers(runs, base)] for runs in found]
+    how = "\n".join(f"- `{model}`: {what}." for model, what in CONTROLS.items())
+    return _table(["model", "recipe", "parameters", *_COLUMNS], rows) + f"\n\n{how}"
 
 
 def _blocks(study: Study) -> str:
@@ -109,6 +138,38 @@ def _search(study: Study) -> str:
     tried.sort(key=lambda run: run.record["val_loss"])
     rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
     return _table(["model", "tried", "loss", *_ENDS], rows) + "\n\nOne seed each, against `centre`."
+
+
+def _rows(study: Study) -> Iterable[str]:
+    """Tables' rows against what the norm adds to their mean square."""
+    found = {
+        recipe: run
+        for recipe in ("paper", "best")
+        for run in study.of("tide", recipe, k=8)
+        if (run.path / "results" / "norms.json").exists()
+    }
+    if not found:
+        return
+    shape = next(iter(found.values())).config.model.shape()
+    rows = []
+    for recipe, run in found.items():
+        deciles = zip(*run.result("norms")["tables"], strict=True)
+        rows.append(
+            [
+                recipe,
+                *(
+                    "" if None in norms else f"{mean(norms) / shape.hidden_size**0.5:.4f}"
+                    for norms in deciles
+                ),
+            ]
+        )
+    yield "## Rows of the tables after training"
+    yield (
+        "The root of the mean square of a row, by the decile of its token. Rows decay where the recipe says "
+        f"so, and between their updates nothing holds them; the norm adds {shape.rms_norm_eps:g}, so that a "
+        f"row of {shape.rms_norm_eps**0.5:.4f} counts for {0.5**0.5:.2f} of what it should."
+    )
+    yield _table(["recipe", *(f"decile {number}" for number in range(10))], rows)
 
 
 def _figures(study: Study, docs: Path) -> Iterable[str]:

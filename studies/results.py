@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from tide_lm.presets import PAPER_BLOCKS
+from tide_lm.run_config import RunConfig
 
 BLOCKS = (0, *PAPER_BLOCKS)
 FIELDS = (
@@ -48,6 +49,10 @@ class Kept:
     @cached_property
     def record(self) -> dict[str, Any]:
         return self.result("study")
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return RunConfig.from_dict(json.loads((self.path / "config.json").read_text(encoding="utf-8")))
 
     def result(self, what: str) -> dict[str, Any]:
         return json.loads((self.path / "results" / f"{what}.json").read_text(encoding="utf-8"))
@@ -92,6 +97,20 @@ class Study:
         """One run for each K that is there, of the first seed."""
         found = {k: self.first("tide", recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
         return {k: run for k, run in found.items() if run is not None}
+
+    def gains(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> list[float]:
+        """How much lower the loss is than the base's of the same seed."""
+        bases = {run.record["seed"]: run.record["val_loss"] for run in self.of("base", "paper", size)}
+        runs = [run.record for run in self.of(model, recipe, size, k)]
+        return [bases[run["seed"]] - run["val_loss"] for run in runs if run["seed"] in bases]
+
+    def noise(self) -> float:
+        """By how much losses may differ through their seeds alone: the largest spread, of a difference."""
+        kinds: dict[tuple[Any, ...], list[float]] = {}
+        for run in self.runs:
+            kind = tuple(run.record[key] for key in ("model", "recipe", "size", "k"))
+            kinds.setdefault(kind, []).append(run.record["val_loss"])
+        return max((2**0.5 * stdev(losses) for losses in kinds.values() if len(losses) > 1), default=0.0)
 
     def summary(self) -> list[dict[str, Any]]:
         """The runs that the verdicts rest on; those of the search are not among them."""

@@ -123,11 +123,12 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
 
 def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
     """The paper's diagnostics."""
-    evaluate.over_checkpoints(str(folder), None, None, reading)
+    once = replace(reading, stride=reading.window)  # as it is read many times
+    evaluate.over_checkpoints(str(folder), None, None, once)
     subject, held_out = open_subject(str(folder)), replace(reading, texts={})
     for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
         started = time.monotonic()
-        analyze(what, subject, Options(reading if what is What.layer_drop else held_out, words=WORDS))
+        analyze(what, subject, Options(once if what is What.layer_drop else held_out, words=WORDS))
         tell(f"{what.value} after {time.monotonic() - started:.0f} s")
     scores = zero_shot.score(subject.model, subject.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
     subject.write("benchmarks", scores)

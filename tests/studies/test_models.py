@@ -116,6 +116,34 @@ def test_a_layers_scale_multiplies_its_memory(scale, like):
     assert torch.allclose(logits(made(builder(Variant, layer_scale=scale))), expected, atol=1e-6)
 
 
+def test_deeper_layers_may_start_with_a_larger_scale():
+    layers = made(builder(Variant, layer_scale=0.5, deeper_is_larger=True)).model.layers
+    assert [layer.layer_scale.item() for layer in layers] == pytest.approx(
+        [0.5 * (number + 1) ** 0.5 for number in range(len(layers))]
+    )
+
+
+def test_a_router_may_start_even():
+    found = weights(router_starts_even=True)
+    assert torch.allclose(found, torch.full((), 1 / found.shape[-1]))
+
+
+def test_the_gain_may_be_fixed():
+    found = {
+        name
+        for name, p in made(builder(Variant, gain_is_learned=False)).named_parameters()
+        if not p.requires_grad
+    }
+    assert found == {"model.memory.norm.weight"}
+
+
+def test_tables_may_be_drawn_smaller():
+    drawn, small = (
+        made(each).model.memory.weight for each in (TideForCausalLM, builder(Variant, table_std=0.002))
+    )
+    assert torch.allclose(small, drawn / 10)
+
+
 def test_only_routers_and_scales_are_new():
     names = {name for name, _ in made(builder(Variant, layer_scale=1.0, null_bias=0.0)).named_parameters()}
     old = {name for name, _ in made(TideForCausalLM).named_parameters()}

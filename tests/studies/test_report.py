@@ -7,6 +7,7 @@ import pytest
 from studies.claims import CLAIMS, verdicts
 from studies.report import write_report
 from studies.results import Kept, Spread, Study
+from tide_lm.run_config import RunConfig
 
 TOKENS = 1000
 
@@ -79,6 +80,34 @@ def test_monotone_in_blocks(last, verdict, tmp_path):
     assert found(study, "most of the gain").with_best == "not run"
 
 
+def test_a_step_of_k_within_the_noise_of_seeds_cannot_be_told(tmp_path):
+    for seed, loss in enumerate((4.9, 5.0, 5.1)):
+        keep(tmp_path, "base", "paper", 0, loss, seed)
+    for k, loss in zip((2, 4, 8, 16, 24), (4.4, 4.0, 3.6, 3.2, 3.1), strict=True):
+        keep(tmp_path, "tide", "paper", k, loss, rare=k / 24, common=k / 240)
+    study = Study(tmp_path)
+    assert study.noise() == pytest.approx(2**0.5 / 10)
+    assert found(study, "every step of K").verdict == "cannot be told"
+
+
+@pytest.mark.parametrize(
+    ("control", "said"), [(4.5, "is ahead of it by 0.300"), (3.9, "**is behind** it by 0.300")]
+)
+def test_the_page_begins_with_what_is_ahead(control, said, tmp_path):
+    kept = tmp_path / "results" / "runs"
+    for seed in (0, 1):
+        keep(kept, "base", "paper", 0, 5.0 + seed, seed)
+        keep(kept, "tide", "paper", 8, 4.6 + seed, seed)
+        keep(kept, "tide", "best", 8, 4.2 + seed, seed)
+    keep(kept, "input-only", "paper", 8, control + 0.1)
+    keep(kept, "input-only", "centre", 8, control)
+    first = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text().partition("##")[0]
+    assert "0.400 ± 0.000 nats less loss" in first
+    assert "0.800 ± 0.000 with the best that was found: 2.00 times as much" in first
+    assert "`input-only` (the same tables, normalised and added once, at the input; recipe centre)" in first
+    assert said in first
+
+
 @pytest.mark.parametrize(("gain", "verdict"), [(0.1, "confirmed"), (1.0, "not confirmed")])
 def test_rare_against_common(gain, verdict, tmp_path):
     keep(tmp_path, "base", "paper", 0, 5.0)
@@ -98,6 +127,18 @@ def test_the_null_bank_and_the_layers(tmp_path):
     assert found(study, "specialise").verdict == "not confirmed"
     assert found(study, "indispensable").verdict == "confirmed"
     assert found(study, "far from E").with_paper == "0.80 to 0.90 from E, 0.20 to 0.20 among each other"
+
+
+def test_rows_are_shown_by_the_root_of_their_mean_square(tmp_path):
+    kept = tmp_path / "results" / "runs"
+    keep(kept, "base", "paper", 0, 5.0)
+    tables = [[16.0 * (decile + 1) for decile in range(10)]] * 8
+    run = keep(kept, "tide", "paper", 8, 4.5, norms={"tables": tables})
+    config = RunConfig.load(None, ["model.preset=tide-8e-350m"])
+    (run.path / "config.json").write_text(json.dumps(config.to_dict()))
+    page = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text()
+    assert "the norm adds 1e-05, so that a row of 0.0032 counts for 0.71" in page
+    assert "| paper | 0.5000 | 1.0000 | 1.5000 |" in page
 
 
 def test_what_was_not_run_cannot_be_told(tmp_path):

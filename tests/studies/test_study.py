@@ -2,11 +2,14 @@
 
 import json
 import lzma
+import re
 from pydoc_data.topics import topics
 
 import pytest
+import typer
 
 from studies import data, runner
+from studies.__main__ import _part
 from studies.plan import Run, plan
 from studies.results import FIELDS, Study
 from studies.runner import Places, run_all
@@ -81,7 +84,7 @@ def test_runs_are_made_once_and_kept_without_weights(places, shared_data):
         Run("base", "paper", "tiny", 0),
         Run("tide", "best", "tiny", 2),
         Run("input-only", "paper", "tiny", 2),
-        Run("tide", "scaled", "tiny", 2, changes={"layer_scale": 1.0}),
+        Run("tide", "scaled", "tiny", 2, changes={"layer_scale": 1.0, "gain_is_learned": False}),
     ]
     told = []
     assert run_all(runs, places, minutes=60, tell=told.append) == 0
@@ -120,6 +123,26 @@ def test_what_was_made_with_other_settings_is_named(places, shared_data):
 
 def test_a_run_that_would_last_too_long_is_left(places):
     assert run_all([Run("base", "late", "tiny", 0)], places, minutes=0, tell=print) == 1
+
+
+def test_what_is_of_no_known_length_is_not_begun_where_the_longest_would_not_fit(places, shared_data):
+    runs = [Run("base", "early", "tiny", 0), Run("base", "later", "tiny", 0, look=True)]
+    assert run_all(runs, places, minutes=0.001, tell=print) == 1
+    assert places.is_done(runs[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_parts_share_the_plan_out_and_each_begins_at_its_beginning(count):
+    whole = plan()
+    parts = [_part(whole, f"{number}/{count}") for number in range(1, count + 1)]
+    assert [part[0] for part in parts] == whole[:count]
+    assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in whole)
+
+
+@pytest.mark.parametrize("part", ["", "2", "0/2", "3/2", "-1/2", "a/b", "1/0"])
+def test_a_part_that_is_none_is_named(part):
+    with pytest.raises(typer.BadParameter, match=re.escape(f"--part {part!r} is not I/N")):
+        _part(plan(), part)
 
 
 def test_the_plan_names_each_run_once_and_all_fit_their_settings(places):
