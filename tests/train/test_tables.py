@@ -24,6 +24,7 @@ def settings(prepared):
         "optim.warmup_steps=10",
         "optim.max_lr=1e-3",
         "optim.table_lr_multiple=3",
+        "optim.table_weight_decay=0.1",
     ]
 
 
