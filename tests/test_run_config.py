@@ -21,7 +21,7 @@ def test_the_defaults_are_the_papers_recipe():
 
 
 def test_a_new_run_has_the_best_recipe_and_its_settings_win_over_that():
-    for recipe, settings in (("best", []), ("best", ["recipe=best"]), ("paper", ["recipe=paper"])):
+    for recipe, settings in (("best", []), ("best", ["recipe=best"]), ("paper", ['recipe="paper"'])):
         run = RunConfig.load(None, [*settings, "optim.table_weight_decay=0.3"])
         values = flat(RECIPES[recipe]) | {"recipe": recipe, "optim.table_weight_decay": 0.3}
         assert values.items() <= flat(run.to_dict()).items()
@@ -106,7 +106,7 @@ def test_a_wrong_setting_is_named_with_its_cure(setting, message):
 
 def test_moments_of_tables_are_chosen_and_named_where_tables_are_row_lazy():
     chosen = RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16"])
-    assert chosen.optim.table_policy.endswith("row-lazy AdamW, moments in bfloat16")
+    assert chosen.table_policy.endswith("row-lazy AdamW, moments in bfloat16")
     assert is_fixed(*differences(RunConfig.load(None, SHORT), chosen))
     with pytest.raises(ValueError, match="table_moments is 'bfloat16' and table_update is 'dense'"):
         RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16", "optim.table_update=dense"])

@@ -33,7 +33,7 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
             f"trained with `tide-lm` {__version__} for {validation['step']:,} steps on {tokens:,} tokens of "
             f"`{data}`.",
             "",
-            *([f"Tables: {config.optim.table_policy}.", ""] if blocks else []),
+            *([f"Tables: {config.table_policy}.", ""] if blocks else []),
             f"Held-out loss: {validation['loss']:.4f} nats a token ({validation['tokens']:,} tokens).",
             "",
             *_deciles(validation),

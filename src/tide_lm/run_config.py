@@ -59,13 +59,6 @@ class OptimSection:
     table_lr_multiple: float = 1.0
     table_weight_decay: float = 0.1
 
-    @property
-    def table_policy(self) -> str:
-        """How the tables are trained, in words."""
-        rate, decay = self.table_lr_multiple, self.table_weight_decay
-        moments = "" if self.table_moments == "float32" else f", moments in {self.table_moments}"
-        return f"learning rate x{rate:g}, decay {decay:g}, {self.table_update} AdamW{moments}"
-
 
 @dataclass(frozen=True)
 class TrainSection:
@@ -96,7 +89,7 @@ class TrainSection:
 
 
 Recipe = Literal["paper", "best"]
-# How the tables are begun and trained. The best was found by the study: docs/STUDY.md.
+# How tables begin and learn. The best is the best of those tried so far: docs/LOG.md.
 RECIPES: dict[Recipe, dict[str, dict[str, float]]] = {
     "paper": {
         "model": {"memory_gain_init": 1.0},
@@ -132,7 +125,8 @@ _AT_LEAST_ONE = (
 class RunConfig:
     """Everything a run depends on. The defaults are the paper's; `load` adds the preset's and the recipe's.
 
-    `recipe` says where the settings of the tables come from. Runs that do not say have the paper's.
+    `recipe` says where settings of the tables come from that were not given. Runs that do not say have the
+    paper's.
     """
 
     recipe: Recipe = "paper"
@@ -182,6 +176,16 @@ class RunConfig:
                 "train.record_gradients cannot look into a compiled model: turn train.compile off"
             )
 
+    @property
+    def table_policy(self) -> str:
+        """How the tables are trained, in words."""
+        optim = self.optim
+        moments = "" if optim.table_moments == "float32" else f", moments in {optim.table_moments}"
+        return (
+            f"gains from {self.model.memory_gain_init:g}, learning rate x{optim.table_lr_multiple:g}, "
+            f"decay {optim.table_weight_decay:g}, {optim.table_update} AdamW{moments}"
+        )
+
     def check_ranks(self, ranks: int) -> None:
         """That so many processes can share a step."""
         share, rest = divmod(self.train.batch, ranks)
@@ -211,6 +215,19 @@ class RunConfig:
         return cls(**{name: _checked(name, given, known[name]) for name, given in values.items()})
 
     @classmethod
+    def _below(
+        cls, values: dict[str, Any], resumed: Mapping[str, Any] | None
+    ) -> Iterable[Mapping[str, Mapping[str, Any]]]:
+        """Sections that stand where settings are silent, the weightier first; the recipe is put in."""
+        if resumed is not None:
+            values.setdefault("recipe", resumed.get("recipe", cls.recipe))
+            yield {name: given for name, given in resumed.items() if name != "recipe"}
+            return
+        model = _mapping("model", values.get("model", {}))
+        yield presets.get(_checked("model.preset", model.get("preset", ModelSection.preset), str)).settings
+        yield RECIPES[_checked("recipe", values.setdefault("recipe", "best"), Recipe)]
+
+    @classmethod
     def load(
         cls,
         file: Path | None,
@@ -232,26 +249,17 @@ class RunConfig:
             name, equals, text = override.partition("=")
             section, dot, key = name.partition(".")
             if equals and name == "recipe":
-                values[name] = text
+                values[name] = _parse(text, str)
                 continue
             if not equals or not dot:
-                raise ValueError(f"{override!r} is not a setting: write section.key=value")
+                raise ValueError(f"{override!r} is not a setting: write section.key=value, or recipe=NAME")
             kind = get_type_hints(cls).get(section)
             value = _parse(text, get_type_hints(kind).get(key) if isinstance(kind, type) else None)
             values[section] = {**_mapping(section, values.get(section, {})), key: value}
-        below: list[Mapping[str, Any]]
-        if resumed is not None:
-            values.setdefault("recipe", resumed.get("recipe", cls.recipe))
-            below = [{name: given for name, given in resumed.items() if name != "recipe"}]
-        else:
-            model = _mapping("model", values.get("model", {}))
-            preset = _checked("model.preset", model.get("preset", ModelSection.preset), str)
-            recipe = _checked("recipe", values.setdefault("recipe", "best"), Recipe)
-            below = [presets.get(preset).settings, RECIPES[recipe]]
-        for sections in below:
-            for section, defaults in sections.items():
-                values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
         try:
+            for sections in cls._below(values, resumed):
+                for section, defaults in sections.items():
+                    values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
             return cls.from_dict(values)
         except ValueError as error:
             raise ValueError(f"{error} (in {file})" if file is not None else str(error)) from None

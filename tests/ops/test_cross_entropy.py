@@ -53,6 +53,11 @@ def test_the_heads_gradient_does_not_lose_with_the_number_of_chunks():
     assert error(chunk=16) < 1.2 * error(chunk=2048) < 0.01
 
 
+def test_no_tokens_are_an_error():
+    with pytest.raises(ValueError, match="0 tokens to predict"):
+        chunked_cross_entropy(torch.zeros(0, 8), torch.zeros(33, 8), torch.zeros(0, dtype=torch.int64))
+
+
 def test_without_gradients_none_are_made():
     hidden, head = torch.randn(8, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     with torch.no_grad():

@@ -25,6 +25,8 @@ def chunked_cross_entropy(
     chunk: int | None = None,
 ) -> Loss:
     """`mean(-log p(target)) + z_loss * mean(log Z ^ 2)`, in float32; products in autocast's precision."""
+    if len(targets_N) == 0:
+        raise ValueError("there are 0 tokens to predict: the loss needs at least one")
     # On a GPU larger ones, so that the head's gradient is added to less often.
     chunk = chunk or (4096 if hidden_ND.device.type == "cuda" else 1024)
     learning = torch.is_grad_enabled() and (hidden_ND.requires_grad or head_VD.requires_grad)

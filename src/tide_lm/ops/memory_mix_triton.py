@@ -45,7 +45,7 @@ def _mix_kernel(
     blocks = tl.arange(0, KS)
     alpha, _ = _softmax(logits + n * stride, K, blocks)
     row = rows + tl.load(index + n).to(tl.int64) * (K * D)
-    for start in tl.static_range(0, D, BLOCK):
+    for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < D
         total = tl.load(residual + n * D + d, mask=inside, other=0).to(tl.float32)
@@ -76,7 +76,7 @@ def _mix_backward_kernel(
     alpha, null = _softmax(logits + n * stride, K, k)
     row = rows + tl.load(index + n).to(tl.int64) * (K * D)
     products = tl.zeros((KS, BLOCK), tl.float32)
-    for start in tl.static_range(0, D, BLOCK):
+    for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         gradient = tl.load(d_out + n * D + d, mask=d < D, other=0).to(tl.float32)
         inside = (k < K)[:, None] & (d < D)[None, :]
@@ -256,7 +256,7 @@ def rows_backward(
     count = len(index.start_P) - 1
     pieces = raw_UKD.new_empty(count, K, D, dtype=torch.float32)
     blocks, layers = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(L))
-    width = max(16, min(triton.next_power_of_2(D), 16384 // layers, 256, 8192 // blocks))
+    width = max(16, min(triton.next_power_of_2(D), 16384 // layers, 8192 // blocks))
     _pieces_kernel[(count, triton.cdiv(D, width))](
         first,
         upload(torch.tensor(distances), first.device),

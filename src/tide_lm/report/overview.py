@@ -54,7 +54,7 @@ def facts(runs: Runs) -> Table:
 def _table_policy(run: Run) -> str:
     if run.config is None:
         return NOT_MEASURED
-    return run.config.optim.table_policy if run.blocks else "no tables"
+    return run.config.table_policy if run.blocks else "no tables"
 
 
 def _perplexity_on(text: str) -> str:

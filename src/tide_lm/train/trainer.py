@@ -179,7 +179,7 @@ class Trainer:
                 f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} saves the rest"
             )
         if self.model.model.memory is not None:
-            self.tell(f"tables: {self.config.optim.table_policy}")
+            self.tell(f"tables: {self.config.table_policy}")
 
     def _loop(self) -> dict[str, Any]:
         settings = self.config.train
