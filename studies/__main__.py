@@ -40,25 +40,24 @@ def run(
     ),
     minutes: Annotated[float, typer.Option("--minutes", help="Begin no run that would take longer.")] = 9.0,
     only: Annotated[str, typer.Option("--only", help="Runs whose name this expression finds.")] = "",
-    part: Annotated[
-        str, typer.Option("--part", metavar="I/N", help="The Ith of N parts, for processes side by side.")
-    ] = "1/1",
 ) -> None:
-    """Train and look into what is not done yet; call it again until all is done."""
+    """Train and look into what is not done yet; call it again until all is done, or several side by side."""
     from studies.plan import plan
     from studies.runner import Places, run_all
 
-    wanted = _part([each for each in plan() if re.search(only, each.name)], part)
+    wanted = _named(plan(), only)
     left = run_all(wanted, Places(data, shared, scratch, kept), minutes, typer.echo)
     typer.echo(f"{left} of {len(wanted)} runs are left")
 
 
-def _part(runs: "list[Run]", part: str) -> "list[Run]":
-    """Every Nth run, so that all parts go through the plan in the order of its worth."""
-    number, slash, count = part.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise typer.BadParameter(f"--part {part!r} is not I/N with 1 <= I <= N, as in 2/3")
-    return runs[int(number) - 1 :: int(count)]
+def _named(runs: "list[Run]", only: str) -> "list[Run]":
+    try:
+        found = [run for run in runs if re.search(only, run.name)]
+    except re.error as error:
+        raise typer.BadParameter(f"--only {only!r} is no regular expression: {error}") from None
+    if not found:
+        raise typer.BadParameter(f"--only {only!r} finds none of the runs, such as {runs[0].name!r}")
+    return found
 
 
 @app.command()

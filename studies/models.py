@@ -38,6 +38,11 @@ class InputOnlyModel(TideModel):
 
     layer_class = LlamaDecoderLayer
 
+    @property
+    def weight(self) -> float:
+        """Of each row."""
+        return 1 / (self.config.num_memory_blocks + 1)
+
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -48,7 +53,7 @@ class InputOnlyModel(TideModel):
         rows_UKD = self._memory_for(input_ids, memory).rows_UKD
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        added = rows_UKD.sum(1).view_as(inputs_embeds) / (self.config.num_memory_blocks + 1)
+        added = self.weight * rows_UKD.sum(1).view_as(inputs_embeds)
         return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added.to(inputs_embeds.dtype), **kwargs)
 
 
@@ -78,6 +83,7 @@ class WideInputMemory(EmbeddingMemory):
 
 class WideInputModel(InputOnlyModel):
     memory_class = WideInputMemory
+    weight = 1.0
 
 
 class WideInput(TideForCausalLM):
@@ -292,7 +298,8 @@ class VariantModel(TideModel):
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__(config)
-        self.memory.norm.weight.requires_grad_(config.gain_is_learned)
+        if self.memory is not None:
+            self.memory.norm.weight.requires_grad_(config.gain_is_learned)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

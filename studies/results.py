@@ -25,6 +25,9 @@ FIELDS = (
 )
 
 
+Kind = tuple[str, str]  # model and recipe
+
+
 class Spread(NamedTuple):
     """The mean over seeds, and their standard deviation if there are several."""
 
@@ -98,19 +101,22 @@ class Study:
         found = {k: self.first("tide", recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
         return {k: run for k, run in found.items() if run is not None}
 
-    def gains(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> list[float]:
-        """How much lower the loss is than the base's of the same seed."""
+    def kinds(self, k: int) -> list[Kind]:
+        """What was trained with K blocks, of the small size."""
+        records = (run.record for run in self.runs)
+        return sorted({(r["model"], r["recipe"]) for r in records if (r["size"], r["k"]) == ("small", k)})
+
+    def gains(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> dict[int, float]:
+        """By seed, how much lower the loss is than the base's of that seed."""
         bases = {run.record["seed"]: run.record["val_loss"] for run in self.of("base", "paper", size)}
         runs = [run.record for run in self.of(model, recipe, size, k)]
-        return [bases[run["seed"]] - run["val_loss"] for run in runs if run["seed"] in bases]
+        return {run["seed"]: bases[run["seed"]] - run["val_loss"] for run in runs if run["seed"] in bases}
 
-    def noise(self) -> float:
-        """By how much losses may differ through their seeds alone: the largest spread, of a difference."""
-        kinds: dict[tuple[Any, ...], list[float]] = {}
-        for run in self.runs:
-            kind = tuple(run.record[key] for key in ("model", "recipe", "size", "k"))
-            kinds.setdefault(kind, []).append(run.record["val_loss"])
-        return max((2**0.5 * stdev(losses) for losses in kinds.values() if len(losses) > 1), default=0.0)
+    def noise(self, recipe: str) -> float | None:
+        """By how much the gain of TIDE-8E differs between seeds; None if there is one seed."""
+        return (
+            Spread.of(list(gains.values())).deviation if (gains := self.gains("tide", recipe, k=8)) else None
+        )
 
     def summary(self) -> list[dict[str, Any]]:
         """The runs that the verdicts rest on; those of the search are not among them."""

@@ -4,6 +4,7 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from studies.models import CONTROLS, Variant, builder
-from studies.plan import Run
+from studies.plan import SIZES, Run
 from tide_lm import runs
 from tide_lm.cli import evaluate
 from tide_lm.cli.analyze import Options, What, analyze
@@ -47,6 +48,11 @@ class Places:
     def config(self, run: Run) -> RunConfig:
         return run.config(self.data, gpu=torch.cuda.is_available())
 
+    def lock(self, run: Run) -> AbstractContextManager[None]:
+        """Keeps other processes out of a run."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return runs.locked(self.scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
+
     def is_done(self, run: Run) -> bool:
         """Whether a run is kept, with the settings that it has in the plan."""
         before = runs.RunDirectory(self.kept / run.slug).read_config()
@@ -63,21 +69,31 @@ class Places:
 def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
     """Does what is not done yet, as long as the time lasts; returns how many runs are left.
 
-    A run is begun only if there is time for the longest like it so far, or for the longest of all.
+    A run is begun only if there is time for the longest so far that was like it or lighter. Processes side by
+    side share the plan out: each takes what no other is at.
     """
     until, left = time.monotonic() + 60 * minutes, 0
-    longest: dict[tuple[str, bool], float] = {}
+    longest: dict[tuple[int, bool], float] = {}
     for run in plan:
         if places.is_done(run):
             continue
-        kind = run.size, run.look
-        expected = longest.get(kind, max(longest.values(), default=0))
-        if time.monotonic() + expected > until:
+        kind = list(SIZES).index(run.size), run.look
+        expected = max((taken for other, taken in longest.items() if other <= kind), default=0)
+        started = time.monotonic()
+        if started + expected > until:
             left += 1
             continue
-        started = time.monotonic()
-        tell(f"{run.name} ...")
-        record = run_one(run, places, tell)
+        with ExitStack() as held:
+            try:
+                held.enter_context(places.lock(run))
+            except ValueError as busy:
+                tell(str(busy))
+                left += 1
+                continue
+            if places.is_done(run):  # by now
+                continue
+            tell(f"{run.name} ...")
+            record = run_one(run, places, tell)
         longest[kind] = max(longest.get(kind, 0), time.monotonic() - started)
         tell(f"{run.name}: loss {record['val_loss']:.4f} after {record['seconds']:.0f} s")
     return left
@@ -123,9 +139,9 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
 
 def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
     """The paper's diagnostics."""
-    once = replace(reading, stride=reading.window)  # as it is read many times
-    evaluate.over_checkpoints(str(folder), None, None, once)
+    evaluate.over_checkpoints(str(folder), None, None, reading)
     subject, held_out = open_subject(str(folder)), replace(reading, texts={})
+    once = replace(reading, stride=reading.window)  # for what is read for each layer
     for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
         started = time.monotonic()
         analyze(what, subject, Options(once if what is What.layer_drop else held_out, words=WORDS))

@@ -46,6 +46,15 @@ def test_a_control_uses_its_tables_and_learns_all_it_has(name):
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
 
+@pytest.mark.parametrize(("name", "weight"), [("input-only", 1 / 4), ("wide-input", 1)])
+def test_what_is_added_to_the_input(name, weight):
+    control, base = made(builder(CONTROLS[name])), made(TideForCausalLM, blocks=0)
+    with torch.no_grad():
+        added_BTD = weight * control.model.memory(IDS).rows_UKD.sum(1).view(*IDS.shape, -1)
+        expected = base(inputs_embeds=base.model.embed_tokens(IDS) + added_BTD).logits
+    assert torch.allclose(logits(control), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_has_the_parameters_of_tide(name):
     shape = TideConfig.from_preset("tide-8e-small")
@@ -129,12 +138,9 @@ def test_a_router_may_start_even():
 
 
 def test_the_gain_may_be_fixed():
-    found = {
-        name
-        for name, p in made(builder(Variant, gain_is_learned=False)).named_parameters()
-        if not p.requires_grad
-    }
-    assert found == {"model.memory.norm.weight"}
+    model = made(builder(Variant, gain_is_learned=False))
+    model(IDS, labels=IDS).loss.backward()
+    assert {name for name, p in model.named_parameters() if p.grad is None} == {"model.memory.norm.weight"}
 
 
 def test_tables_may_be_drawn_smaller():

@@ -3,13 +3,14 @@
 import json
 import lzma
 import re
+from dataclasses import replace
 from pydoc_data.topics import topics
 
 import pytest
 import typer
 
 from studies import data, runner
-from studies.__main__ import _part
+from studies.__main__ import _named
 from studies.plan import Run, plan
 from studies.results import FIELDS, Study
 from studies.runner import Places, run_all
@@ -125,24 +126,46 @@ def test_a_run_that_would_last_too_long_is_left(places):
     assert run_all([Run("base", "late", "tiny", 0)], places, minutes=0, tell=print) == 1
 
 
-def test_what_is_of_no_known_length_is_not_begun_where_the_longest_would_not_fit(places, shared_data):
-    runs = [Run("base", "early", "tiny", 0), Run("base", "later", "tiny", 0, look=True)]
-    assert run_all(runs, places, minutes=0.001, tell=print) == 1
-    assert places.is_done(runs[0])
+SMALL, LOOK, MEDIUM = (
+    Run("base", "paper", "small", 0),
+    Run("base", "paper", "small", 0, look=True),
+    Run("base", "paper", "medium", 0),
+)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_parts_share_the_plan_out_and_each_begins_at_its_beginning(count):
-    whole = plan()
-    parts = [_part(whole, f"{number}/{count}") for number in range(1, count + 1)]
-    assert [part[0] for part in parts] == whole[:count]
-    assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in whole)
+@pytest.mark.parametrize(
+    ("first", "then", "left"),
+    [(SMALL, LOOK, 1), (LOOK, SMALL, 0), (SMALL, MEDIUM, 1), (MEDIUM, LOOK, 0), (SMALL, SMALL, 1)],
+)
+def test_a_run_takes_as_long_as_those_like_it_or_lighter(first, then, left, places, monkeypatch):
+    """There are 50 s left after a run of 60 s."""
+    now = [0.0]
+
+    def one(run, places, tell):
+        now[0] += 60
+        return {"val_loss": 1.0, "seconds": 60}
+
+    monkeypatch.setattr(runner, "run_one", one)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    runs = [replace(first, recipe="first"), replace(then, recipe="then")]
+    assert run_all(runs, places, minutes=110 / 60, tell=print) == left
 
 
-@pytest.mark.parametrize("part", ["", "2", "0/2", "3/2", "-1/2", "a/b", "1/0"])
-def test_a_part_that_is_none_is_named(part):
-    with pytest.raises(typer.BadParameter, match=re.escape(f"--part {part!r} is not I/N")):
-        _part(plan(), part)
+def test_a_run_that_another_process_is_at_is_left_to_it(places):
+    run, told = Run("base", "busy", "tiny", 0), []
+    with places.lock(run):
+        assert run_all([run], places, minutes=60, tell=told.append) == 1
+    assert told == ["tiny base 0e, busy, seed 0 is left to another process"]
+
+
+@pytest.mark.parametrize(("only", "said"), [("(", "is no regular expression"), ("nothing", "finds none")])
+def test_an_expression_that_finds_nothing_is_named(only, said):
+    with pytest.raises(typer.BadParameter, match=re.escape(f"--only {only!r} {said}")):
+        _named(plan(), only)
+
+
+def test_runs_are_chosen_by_an_expression():
+    assert {run.seed for run in _named(plan(), "tide 8e, best, seed [12]$")} == {1, 2}
 
 
 def test_the_plan_names_each_run_once_and_all_fit_their_settings(places):
