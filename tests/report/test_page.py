@@ -85,7 +85,7 @@ def test_the_runs_stand_side_by_side(page):
     for text in (
         "base-tiny",
         "tide-3e-tiny",
-        "learning rate x1, decay 0.1, row-lazy AdamW",
+        "gains from 0.1, learning rate x5, decay 0, row-lazy AdamW",
         f"tide {MINUS} base",
         f"{MINUS}0.200",
         "123.457",
