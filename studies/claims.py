@@ -48,11 +48,8 @@ def verdicts(study: Study) -> list[Verdict]:
 
 
 def _half_the_tokens(study: Study, recipe: str) -> Finding | None:
-    bases = {run.record["seed"]: run for run in study.of("base", "paper")}
     shares = []
-    for run in study.of("tide", recipe, k=8):
-        if (base := bases.get(run.record["seed"])) is None:
-            continue
+    for base, run in study.beside_base("tide", recipe, k=8):
         needed = run.tokens_to(base.record["val_loss"])
         shares.append(None if needed is None else needed / base.record["tokens"])
     if not shares:
@@ -100,10 +97,7 @@ def _ratio(rare: float, common: float, paper: float) -> Finding:
 
 
 def _gain_of_eight(study: Study, recipe: str) -> Finding | None:
-    bases = {run.record["seed"]: run for run in study.of("base", "paper")}
-    pairs = [
-        (bases[seed], run) for run in study.of("tide", recipe, k=8) if (seed := run.record["seed"]) in bases
-    ]
+    pairs = study.beside_base("tide", recipe, k=8)
     if not pairs:
         return None
 

@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
-from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
@@ -268,29 +267,11 @@ class VariantLayer(TideDecoderLayer):
         if config.layer_scale is not None:
             self.layer_scale = nn.Parameter(torch.empty(()))
 
-    def block(
-        self,
-        hidden_states: torch.Tensor,
-        rows_UKD: torch.Tensor,
-        index_BT: torch.Tensor | None,
-        sink: ops.Sink | None,
-        drop: bool,
-        output_router_weights: bool,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        if not hasattr(self, "layer_scale") or drop:
-            return super().block(
-                hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs
-            )
-        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
-        h = hidden_states + attended
-        n = self.post_attention_layernorm(h)
-        logits = self.router(n)
-        if output_router_weights:
-            self.router_weights(logits)
+    def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
+        if not hasattr(self, "layer_scale"):
+            return super().inject(h, update, *memory)
         zero = torch.zeros_like(h)
-        mixed = ops.memory_mix(zero, logits, rows_UKD, index_BT, zero, sink)
-        return h + self.mlp(n) + self.layer_scale.to(h.dtype) * mixed
+        return h + update + self.layer_scale.to(h.dtype) * super().inject(zero, zero, *memory)
 
 
 class VariantModel(TideModel):

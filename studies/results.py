@@ -108,9 +108,18 @@ class Study:
 
     def gains(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> dict[int, float]:
         """By seed, how much lower the loss is than the base's of that seed."""
-        bases = {run.record["seed"]: run.record["val_loss"] for run in self.of("base", "paper", size)}
-        runs = [run.record for run in self.of(model, recipe, size, k)]
-        return {run["seed"]: bases[run["seed"]] - run["val_loss"] for run in runs if run["seed"] in bases}
+        return {
+            run.record["seed"]: base.record["val_loss"] - run.record["val_loss"]
+            for base, run in self.beside_base(model, recipe, size, k)
+        }
+
+    def beside_base(
+        self, model: str, recipe: str, size: str = "small", k: int | None = None
+    ) -> list[tuple[Kept, Kept]]:
+        """Each run after the base of its seed, where that is there."""
+        bases = {run.record["seed"]: run for run in self.of("base", "paper", size)}
+        runs = self.of(model, recipe, size, k)
+        return [(bases[run.record["seed"]], run) for run in runs if run.record["seed"] in bases]
 
     def noise(self, recipe: str) -> float | None:
         """By how much the gain of TIDE-8E differs between seeds; None if there is one seed."""

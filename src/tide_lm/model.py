@@ -161,6 +161,18 @@ class TideDecoderLayer(LlamaDecoderLayer):
             self.router_weights(logits)
         if drop:
             return h + update
+        return self.inject(h, update, logits, rows_UKD, index_BT, sink)
+
+    def inject(
+        self,
+        h: torch.Tensor,
+        update: torch.Tensor,
+        logits: torch.Tensor,
+        rows_UKD: torch.Tensor,
+        index_BT: torch.Tensor | None,
+        sink: ops.Sink | None,
+    ) -> torch.Tensor:
+        """The state after the layer: before its FFN, what that adds, and the memory's share."""
         return ops.memory_mix(h, logits, rows_UKD, index_BT, update, sink)
 
 
