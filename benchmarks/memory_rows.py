@@ -99,9 +99,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        record = {**result, "provenance": runs.provenance(seed=0)}
-        runs.write_atomically(args.json, json.dumps(record, indent=2) + "\n")
+        runs.write_record(args.json, result, seed=0)
 
 
 if __name__ == "__main__":

@@ -103,9 +103,7 @@ def main() -> None:
         result = measure(Path(folder), args.megabytes, args.rounds)
     print(json.dumps(result, indent=2))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        record = {**result, "provenance": runs.provenance()}
-        runs.write_atomically(args.json, json.dumps(record, indent=2) + "\n")
+        runs.write_record(args.json, result)
 
 
 if __name__ == "__main__":

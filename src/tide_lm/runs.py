@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -101,9 +101,15 @@ def locked(path: Path, busy: str, patience: float = 0) -> Iterator[None]:
 def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
     """Writes `results/<what>.json` of a run directory, with all that is needed to get it again."""
     path = results_folder(run) / f"{what}.json"
+    write_record(path, result, seed)
+    return path
+
+
+def write_record(path: Path, result: Mapping[str, Any], seed: int | None = None) -> None:
+    """Writes what was measured, and how, as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     record = {**result, "provenance": provenance(seed)}
     write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    return path
 
 
 def results_folder(run: Path) -> Path:
