@@ -195,7 +195,7 @@ def mix(
         K,
         triton.next_power_of_2(K),
         D,
-        min(triton.next_power_of_2(D), 512),
+        min(triton.next_power_of_2(D), 256),
         num_warps=1,
     )
     return out

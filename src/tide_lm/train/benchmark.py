@@ -144,7 +144,7 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
         norm = optim.gradient_norm(model, tables)
         ahead.append(prepare())
         norm.item()  # as in the trainer, which must know whether it is finite
-        optim.step(optimizer, tables, config.optim.max_lr, config.optim, norm)
+        optim.step(optimizer, tables, config.optim.max_lr, config.optim, norm, ahead=ahead[0][2])
         optimizer.zero_grad()
 
     return step

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from tide_lm import ranks
 from tide_lm.run_config import OptimSection
-from tide_lm.train.tables import RowLazyTables
+from tide_lm.train.tables import RowLazyTables, StepRows
 
 TABLE = "memory.weight"
 
@@ -67,8 +67,12 @@ def step(
     rate: float,
     settings: OptimSection,
     norm: torch.Tensor,
+    ahead: StepRows | None = None,
 ) -> None:
-    """One step with all gradients, whose norm together is `norm`, scaled down to the clip norm."""
+    """One step with all gradients, whose norm together is `norm`, scaled down to the clip norm.
+
+    Rows of the step after it, if they are known, are brought up to date beside it.
+    """
     limit = settings.clip_norm or math.inf
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
     set_learning_rate(optimizer, rate)
@@ -80,4 +84,6 @@ def step(
         torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
     if tables is not None:
         tables.step(rate * settings.table_lr_multiple, scale)
+        if ahead is not None:
+            tables.begin(ahead)
     optimizer.step()

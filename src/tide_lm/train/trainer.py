@@ -243,7 +243,7 @@ class Trainer:
         if self._is_finite(loss, size):
             if self.gradients is not None:  # which takes gradients as they are, before clipping
                 self.gradients.collect(self.tables)
-            optim.step(self.optimizer, self.tables, rate, settings.optim, norm)
+            optim.step(self.optimizer, self.tables, rate, settings.optim, norm, ahead=self._ahead[1])
         elif self.gradients is not None:
             self.gradients.forget()
         self.optimizer.zero_grad()
