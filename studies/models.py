@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
+from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
@@ -229,6 +230,10 @@ class VariantConfig(TideConfig):
     `null_bias` is where a learned bias of the null bank starts, and `router_temperature` divides the logits.
     `layer_scale` is where a learned number starts that each layer multiplies its memory by; in layer l it
     starts at sqrt(l) times that if `deeper_is_larger`. `table_std` is what rows are drawn with.
+
+    With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
+    the embeddings as well; both need tables that are trained densely. `view_rank` is that of a product in
+    each layer that changes what it is given, and `gate_rank` of one that lets its state scale each of the D.
     """
 
     model_type = "tide-variant"
@@ -241,6 +246,10 @@ class VariantConfig(TideConfig):
     deeper_is_larger: bool = False
     gain_is_learned: bool = True
     table_std: int | float | None = None
+    router_heads: int = 1
+    input_too: bool = False
+    view_rank: int = 0
+    gate_rank: int = 0
 
 
 class VariantRouter(MemoryRouter):
@@ -260,18 +269,52 @@ class VariantRouter(MemoryRouter):
         return torch.cat([blocks_BTK, null_BT1], -1)
 
 
+class RouterHeads(MemoryRouter):
+    """Logits for each of some slices of D."""
+
+    def __init__(self, config: VariantConfig) -> None:
+        nn.Linear.__init__(
+            self, config.hidden_size, config.router_heads * (config.num_memory_blocks + 1), bias=False
+        )
+
+
+class FromZero(nn.Linear):
+    """A linear map that starts at 0."""
+
+
+class LowRank(nn.Sequential):
+    """A map of D to D through a narrow middle, which starts at 0."""
+
+    def __init__(self, dim: int, rank: int) -> None:
+        super().__init__(nn.Linear(dim, rank, bias=False), FromZero(rank, dim, bias=False))
+
+
 class VariantLayer(TideDecoderLayer):
     def __init__(self, config: VariantConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.router = VariantRouter(config)
-        if config.layer_scale is not None:
-            self.layer_scale = nn.Parameter(torch.empty(()))
+        D, self.heads = config.hidden_size, config.router_heads
+        self.router = VariantRouter(config) if self.heads == 1 else RouterHeads(config)
+        self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
+        self.view = LowRank(D, config.view_rank) if config.view_rank else None
+        self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
-        if not hasattr(self, "layer_scale"):
-            return super().inject(h, update, *memory)
         zero = torch.zeros_like(h)
-        return h + update + self.layer_scale.to(h.dtype) * super().inject(zero, zero, *memory)
+        mixed = super().inject(zero, zero, *memory) if self.heads == 1 else self._by_heads(h, *memory)
+        if self.layer_scale is not None:
+            mixed = self.layer_scale.to(h.dtype) * mixed
+        if self.view is not None:
+            mixed = mixed + self.view(mixed)
+        if self.gate is not None:
+            mixed = mixed * (1 + self.gate(self.post_attention_layernorm(h)))
+        return h + update + mixed.to(h.dtype)
+
+    def _by_heads(
+        self, h: torch.Tensor, logits: torch.Tensor, rows_UKD: torch.Tensor, *_: Any
+    ) -> torch.Tensor:
+        alpha_BTHK = ops.router_weights(logits.unflatten(-1, (self.heads, -1)))[..., :-1]
+        rows_BTKHd = rows_UKD.view(*h.shape[:2], rows_UKD.shape[1], self.heads, -1)
+        return (alpha_BTHK.transpose(-1, -2).unsqueeze(-1) * rows_BTKHd).sum(2).flatten(-2)
 
 
 class VariantModel(TideModel):
@@ -281,6 +324,21 @@ class VariantModel(TideModel):
         super().__init__(config)
         if self.memory is not None:
             self.memory.norm.weight.requires_grad_(config.gain_is_learned)
+        if config.input_too:
+            self.input_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.input_router = MemoryRouter(config)
+            self.post_init()
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, memory: Memory | None = None, **kwargs: Any
+    ) -> Any:
+        if not self.config.input_too:
+            return super().forward(input_ids, memory=memory, **kwargs)
+        memory = self._memory_for(input_ids, memory)
+        embeds = self.embed_tokens(input_ids)
+        logits = self.input_router(self.input_norm(embeds))
+        embeds = ops.memory_mix(embeds, logits, memory.rows_UKD, memory.index_BT)
+        return super().forward(**kwargs | {"inputs_embeds": embeds, "memory": memory})
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -292,7 +350,9 @@ class VariantModel(TideModel):
                 init.zeros_(module.weight)
             if config.null_bias is not None:
                 init.constant_(module.null_bias, config.null_bias)
-        if isinstance(module, VariantLayer) and config.layer_scale is not None:
+        if isinstance(module, FromZero):
+            init.zeros_(module.weight)
+        if isinstance(module, VariantLayer) and module.layer_scale is not None:
             times = (module.layer_idx + 1) ** 0.5 if config.deeper_is_larger else 1
             init.constant_(module.layer_scale, config.layer_scale * times)
 

@@ -89,7 +89,7 @@ def _toml(value: bool) -> str:
 
 def _tried(
     recipe: str,
-    settings: Mapping[str, float] | None = None,
+    settings: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     model: str = "tide",
 ) -> Run:
@@ -123,6 +123,11 @@ def search() -> list[Run]:
         _tried("rows start at 0.002", changes={"table_std": 0.002}),
         _tried("rows start at 0.1", changes={"table_std": 0.1}),
         _tried("gain 0.3", {GAIN: 0.3}, model="input-only"),
+        _tried("router heads 4", _DENSE, {"router_heads": 4}),
+        _tried("router heads 16", _DENSE, {"router_heads": 16}),
+        _tried("input too", _DENSE, {"input_too": True}),
+        _tried("view of rank 32", changes={"view_rank": 32}),
+        _tried("gate of rank 32", changes={"gate_rank": 32}),
     ]
 
 

@@ -150,6 +150,44 @@ def test_tables_may_be_drawn_smaller():
     assert torch.allclose(small, drawn / 10)
 
 
+def test_heads_with_one_routers_weights_are_that_router():
+    one, two = made(builder(Variant)), made(builder(Variant, router_heads=2))
+    with torch.no_grad():
+        for alone, heads in zip(one.model.layers, two.model.layers, strict=True):
+            heads.router.weight.copy_(alone.router.weight.repeat(2, 1))
+    assert torch.allclose(logits(two), logits(one), atol=1e-6)
+
+
+def test_each_head_weighs_a_slice_of_its_own():
+    layer = made(builder(Variant, router_heads=2)).model.layers[0]
+    logits_BTHS, rows_UKD = torch.zeros(2, 9, 2, 4), torch.randn(18, 3, 16)
+    logits_BTHS[:, :, 1, 3] = 1e4  # the second head's null bank
+    added_BTD = layer._by_heads(torch.empty(2, 9, 16), logits_BTHS.flatten(-2), rows_UKD)
+    assert torch.allclose(added_BTD[..., :8], rows_UKD.sum(1).view(2, 9, 16)[..., :8] / 4)
+    assert not added_BTD[..., 8:].any()
+
+
+def test_memory_may_be_added_to_the_input_too():
+    model = made(builder(Variant, input_too=True))
+    assert torch.allclose(
+        logits(made(builder(Variant, input_too=True), memory_gain_init=0.0)),
+        logits(made(TideForCausalLM, blocks=0)),
+        atol=1e-6,
+    )
+    assert not torch.allclose(logits(model), logits(made(TideForCausalLM)), atol=1e-3)
+    model(IDS, labels=IDS).loss.backward()
+    assert model.model.input_router.weight.grad.any()
+
+
+@pytest.mark.parametrize("change", ["view_rank", "gate_rank"])
+def test_a_product_starts_without_effect_and_learns(change):
+    model = made(builder(Variant, **{change: 2}))
+    assert torch.allclose(logits(model), logits(made(TideForCausalLM)), atol=1e-6)
+    model(IDS, labels=IDS).loss.backward()
+    product = getattr(model.model.layers[0], change.removesuffix("_rank"))
+    assert product[1].weight.grad.any()
+
+
 def test_only_routers_and_scales_are_new():
     names = {name for name, _ in made(builder(Variant, layer_scale=1.0, null_bias=0.0)).named_parameters()}
     old = {name for name, _ in made(TideForCausalLM).named_parameters()}

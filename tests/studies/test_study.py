@@ -114,6 +114,20 @@ def test_all_figures_of_the_paper_can_be_drawn_of_runs_that_were_looked_into(mod
     assert {name for name, reason in missing.items() if reason} == (set() if k else of_memory)
 
 
+def test_a_look_that_was_cut_off_goes_on_where_it_was(places, shared_data, monkeypatch):
+    def cut_off(*_, **__):
+        raise KeyboardInterrupt
+
+    run = Run("base", "cut off", "tiny", 0, look=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(runner.zero_shot, "score", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            run_all([run], places, minutes=60, tell=print)
+    monkeypatch.setattr(runner, "analyze", None)
+    assert run_all([run], places, minutes=60, tell=print) == 0
+    assert (places.kept / run.slug / "results" / "benchmarks.json").exists()
+
+
 def test_what_was_made_with_other_settings_is_named(places, shared_data):
     run = Run("base", "once more", "tiny", 0)
     run_all([run], places, 60, tell=print)
