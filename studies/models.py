@@ -299,6 +299,8 @@ class VariantLayer(TideDecoderLayer):
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
+        if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
+            return super().inject(h, update, *memory)
         zero = torch.zeros_like(h)
         mixed = super().inject(zero, zero, *memory) if self.heads == 1 else self._by_heads(h, *memory)
         if self.layer_scale is not None:
@@ -330,15 +332,19 @@ class VariantModel(TideModel):
             self.post_init()
 
     def forward(
-        self, input_ids: torch.Tensor | None = None, memory: Memory | None = None, **kwargs: Any
+        self,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        memory: Memory | None = None,
+        **kwargs: Any,
     ) -> Any:
-        if not self.config.input_too:
-            return super().forward(input_ids, memory=memory, **kwargs)
-        memory = self._memory_for(input_ids, memory)
-        embeds = self.embed_tokens(input_ids)
-        logits = self.input_router(self.input_norm(embeds))
-        embeds = ops.memory_mix(embeds, logits, memory.rows_UKD, memory.index_BT)
-        return super().forward(**kwargs | {"inputs_embeds": embeds, "memory": memory})
+        if self.config.input_too:
+            memory = self._memory_for(input_ids, memory)
+            if inputs_embeds is None:
+                inputs_embeds, input_ids = self.embed_tokens(input_ids), None
+            logits = self.input_router(self.input_norm(inputs_embeds))
+            inputs_embeds = ops.memory_mix(inputs_embeds, logits, memory.rows_UKD, memory.index_BT)
+        return super().forward(input_ids=input_ids, inputs_embeds=inputs_embeds, memory=memory, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

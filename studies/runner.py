@@ -139,16 +139,12 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
 
 def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
     """The paper's diagnostics, but for those that are there from before."""
-
-    def is_there(what: str) -> bool:
-        return (runs.results_folder(folder) / f"{what}.json").exists()
-
-    if not is_there("checkpoints"):
-        evaluate.over_checkpoints(str(folder), None, None, reading)
     subject, held_out = open_subject(str(folder)), replace(reading, texts={})
+    if not subject.result("checkpoints").exists():
+        evaluate.over_checkpoints(str(folder), None, None, reading)
     once = replace(reading, stride=reading.window)  # for what is read for each layer
     for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
-        if is_there(what.value):
+        if subject.result(what.value).exists():
             continue
         started = time.monotonic()
         analyze(what, subject, Options(once if what is What.layer_drop else held_out, words=WORDS))

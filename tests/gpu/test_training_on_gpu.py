@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 
-from tide_lm.run_config import RunConfig
+from tide_lm.model import EmbeddingMemory, TideConfig
+from tide_lm.run_config import OptimSection, RunConfig
+from tide_lm.train.tables import RowLazyTables
 from tide_lm.train.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -53,3 +55,23 @@ def test_torchrun_with_one_gpu_trains_as_without_it(settings, tmp_path):
     resumed = subprocess.run(call, capture_output=True, text=True, timeout=300)
     assert "resumed from step 3" in resumed.stderr
     assert json.loads(resumed.stdout)["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+def test_rows_that_are_caught_up_beside_other_work_are_waited_for():
+    """If they were not, some would be moved twice: they take milliseconds."""
+    ids_BT = torch.randint(8000, (8, 2048), generator=torch.Generator().manual_seed(0))
+    found = []
+    for beside in (False, True):
+        torch.manual_seed(0)
+        memory = EmbeddingMemory(TideConfig(vocab_size=8000, hidden_size=1024, num_memory_blocks=8)).cuda()
+        torch.nn.init.normal_(memory.weight)
+        tables = RowLazyTables(memory, OptimSection(), torch.float32)
+        tables.set_rates(torch.full((200,), 1e-3, dtype=torch.float64))
+        for moment in (tables.table.exp_avg_VKD, tables.table.exp_avg_sq_VKD):
+            moment.fill_(1e-3)
+        rows = tables.prepare([ids_BT])
+        if beside:
+            tables.begin_beside(rows)
+        tables.begin(rows)
+        found.append(tables.lend(0).raw_UKD.detach())
+    assert torch.equal(*found)

@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from studies.models import CONTROLS, Variant, builder
+from studies.plan import search
 from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.run_config import RunConfig, TrainSection
+from tide_lm.train.objective import Objective
 
 SHAPE = {
     "vocab_size": 64,
@@ -96,6 +99,16 @@ def test_a_saved_model_is_opened_as_what_it_is(kind, tmp_path):
 
 def test_a_variant_without_changes_is_tide():
     assert torch.equal(logits(made(builder(Variant))), logits(made(TideForCausalLM)))
+
+
+@pytest.mark.parametrize("run", [run for run in search() if run.changes], ids=lambda run: run.recipe)
+def test_a_variant_learns_as_the_trainer_has_it(run):
+    model = made(builder(Variant, **run.changes))
+    Objective(model, RunConfig(train=TrainSection(dtype="float32", compile=False)))(
+        IDS, IDS
+    ).objective.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    assert model.model.memory.weight.grad.any()
 
 
 def weights(**changes):

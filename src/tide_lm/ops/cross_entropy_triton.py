@@ -21,6 +21,8 @@ def _rows_kernel(
     n = tl.program_id(0).to(tl.int64)
     row = logits + n * V
     target = tl.load(targets + n)
+    # Before the sums, for which all warps wait: later, another warp may have overwritten it.
+    wanted = tl.load(row + target).to(tl.float32)
     lane = tl.arange(0, BLOCK)
     most = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -33,7 +35,7 @@ def _rows_kernel(
         most = higher
     largest = tl.max(most, 0)
     log_z = largest + tl.log(tl.sum(total * tl.exp(most - largest), 0))
-    tl.store(losses + n, log_z - tl.load(row + target).to(tl.float32))
+    tl.store(losses + n, log_z - wanted)
     tl.store(log_zs + n, log_z)
     if LEARNING:
         weight = (1 + 2 * z_loss * log_z) * scale

@@ -71,7 +71,7 @@ def step(
 ) -> None:
     """One step with all gradients, whose norm together is `norm`, scaled down to the clip norm.
 
-    Rows of the step after it, if they are known, are brought up to date beside it.
+    Rows `ahead`, of the step after it, are brought up to date beside the transformer's own.
     """
     limit = settings.clip_norm or math.inf
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
@@ -85,5 +85,5 @@ def step(
     if tables is not None:
         tables.step(rate * settings.table_lr_multiple, scale)
         if ahead is not None:
-            tables.begin(ahead)
+            tables.begin_beside(ahead)
     optimizer.step()

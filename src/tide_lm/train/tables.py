@@ -37,7 +37,6 @@ class RowLazyTables:
     own_R: torch.Tensor
     gradient_RKD: torch.Tensor
     _rows: StepRows
-    _begun: StepRows | None = None  # what was brought up to date last
     _fetched_UKD: torch.Tensor | None  # from their owners, if there are other ranks
     _gradient_UKD: torch.Tensor | None  # of the micro-batches so far
 
@@ -48,8 +47,8 @@ class RowLazyTables:
         self.table = row_adamw.RowTable.start(memory.weight, getattr(torch, settings.table_moments))
         self._constants = (settings.beta1, settings.beta2), settings.eps, settings.table_weight_decay
         self.set_rates(None)
-        beside = memory.weight.device.type == "cuda" and self._sharded is None
-        self._stream = torch.cuda.Stream(priority=-1) if beside else None  # for what need not wait
+        device, alone = memory.weight.device, self._sharded is None
+        self._beside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" and alone else None
 
     def prepare(self, micro_batches: Sequence[torch.Tensor]) -> StepRows:
         """The rows of a step's micro-batches, given their ids on the host; all ranks do this together."""
@@ -61,25 +60,23 @@ class RowLazyTables:
         own_R = upload(ids_U, device) if exchange is None else exchange.own_R
         return StepRows([index.to(device) for index in indices], places, len(ids_U), own_R, exchange)
 
-    def begin(self, rows: StepRows) -> None:
-        """Brings the rows of a step up to date, and fetches those of other ranks; once is enough.
+    def begin_beside(self, rows: StepRows) -> None:
+        """Brings the next step's rows up to date while other work goes on, where one GPU has all of them."""
+        if self._beside is not None:
+            self._beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._beside):
+                row_adamw.catch_up(self.table, rows.own_R, self.history)
 
-        On one GPU it happens beside what comes next, until the rows are lent.
-        """
-        if self._begun is rows:
-            return
-        self._rows = self._begun = rows
-        self._fetched_UKD = self._gradient_UKD = None
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):  # without one, where everything else is
-            row_adamw.catch_up(self.table, rows.own_R, self.history)
+    def begin(self, rows: StepRows) -> None:
+        """Brings the rows of a step up to date, and fetches those of other ranks."""
+        self._join()
+        self._rows, self._fetched_UKD, self._gradient_UKD = rows, None, None
+        row_adamw.catch_up(self.table, rows.own_R, self.history)
         if rows.exchange is not None:  # as FSDP does with weights, in the precision that they are used in
             self._fetched_UKD = rows.exchange.fetch(self.table.weight_VKD[rows.own_R].to(self.dtype))
 
     def lend(self, micro_batch: int) -> Lent:
         """The rows of one of the step's micro-batches."""
-        self._join()
         index, place_U = self._rows.indices[micro_batch], self._rows.places[micro_batch]
         if self._fetched_UKD is None:
             raw_UKD = self.table.weight_VKD[index.ids_U]
@@ -119,7 +116,6 @@ class RowLazyTables:
 
     def set_rates(self, rates: torch.Tensor | None) -> None:
         """The learning rates of all steps so far."""
-        self._begun = None
         self.history = row_adamw.History(*self._constants, rates)
 
     def to_checkpoint(self) -> dict[str, torch.Tensor]:
@@ -142,12 +138,10 @@ class RowLazyTables:
                 self._sharded.from_range(own, filled[name])
 
     def _join(self) -> None:
-        """Lets what comes now see the rows that were brought up to date beside it."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+        if self._beside is not None:
+            torch.cuda.current_stream().wait_stream(self._beside)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        self._join()
         return {
             "model.model.memory.weight": self.table.weight_VKD,
             "tables.exp_avg": self.table.exp_avg_VKD,
