@@ -174,44 +174,41 @@ class ValueTablesConfig(TideConfig):
     model_type = "tide-value-tables"
 
 
-class _ValueWithMemory(nn.Linear):
-    """A value projection to which the layer has something to add."""
-
-    added: torch.Tensor
-
-    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
-        values = super().forward(n_BTD)
-        return values + self.added.to(values.dtype)
-
-
-class ValueTablesLayer(_OwnTable):
-    """Attention's values, plus the row of the token, gated for each head: value embeddings, as in nanochat.
+class ValuesWithRow(nn.Linear):
+    """Attention's values, plus a row of the token, gated for each head: value embeddings, as in nanochat.
 
     A row is as wide as the values of all key-value heads, or a multiple of it: then it is so many rows.
     """
 
+    row: torch.Tensor  # set by the layer
+
+    def __init__(self, config: TideConfig) -> None:
+        D, self.heads = config.hidden_size, config.num_key_value_heads
+        super().__init__(D, self.heads * config.head_dim, bias=False)
+        self.rows, rest = divmod(D, self.out_features)
+        if rest:
+            raise ValueError(
+                f"{self.heads} key-value heads of {config.head_dim} do not divide hidden_size, {D}: the "
+                "tables' rows would not fit"
+            )
+        self.gate = nn.Linear(D, self.rows * self.heads, bias=False)
+
+    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
+        values = super().forward(n_BTD)
+        gate = 2 * torch.sigmoid(self.gate(n_BTD)).unflatten(-1, (self.rows, self.heads, 1))
+        added = (gate * self.row.view(*n_BTD.shape[:2], self.rows, self.heads, -1)).sum(2).flatten(-2)
+        return values + added.to(values.dtype)
+
+
+class ValueTablesLayer(_OwnTable):
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         del self.router, self.router_weights
-        values = config.num_key_value_heads * config.head_dim
-        self.rows, rest = divmod(config.hidden_size, values)
-        if rest:
-            raise ValueError(
-                f"{config.num_key_value_heads} key-value heads of {config.head_dim} do not divide "
-                f"hidden_size, {config.hidden_size}: the tables' rows would not fit"
-            )
-        self.heads = config.num_key_value_heads
-        self.self_attn.v_proj = _ValueWithMemory(config.hidden_size, values, bias=False)
-        self.value_gate = nn.Linear(config.hidden_size, self.rows * self.heads, bias=False)
+        self.self_attn.v_proj = ValuesWithRow(config)
 
     def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
-        n = self.input_layernorm(hidden_states)
-        gate = 2 * torch.sigmoid(self.value_gate(n)).unflatten(-1, (self.rows, self.heads, 1))
-        rows = rows_UKD.view(*hidden_states.shape[:2], self.rows, self.heads, -1)
-        self.self_attn.v_proj.added = (gate * rows).sum(2).flatten(-2)
-        attended, _ = self.self_attn(hidden_states=n, **kwargs)
-        h = hidden_states + attended
-        return h + self.mlp(self.post_attention_layernorm(h))
+        self.self_attn.v_proj.row = rows_UKD
+        return LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
 
 
 class ValueTablesModel(_OwnTables):
@@ -231,8 +228,9 @@ class VariantConfig(TideConfig):
     `layer_scale` is where a learned number starts that each layer multiplies its memory by; in layer l it
     starts at sqrt(l) times that if `deeper_is_larger`. `table_std` is what rows are drawn with.
 
-    With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
-    the embeddings as well; both need tables that are trained densely. `view_rank` is that of a product in
+    With `router_heads` so many slices of D have weights of their own, with `input_too` memory is added to the
+    embeddings as well, and with `values_too` one row, of another block in each layer, to attention's values;
+    these need tables that are trained densely. `view_rank` is that of a product in
     each layer that changes what it is given, and `gate_rank` of one that lets its state scale each of the D.
     """
 
@@ -248,6 +246,7 @@ class VariantConfig(TideConfig):
     table_std: int | float | None = None
     router_heads: int = 1
     input_too: bool = False
+    values_too: bool = False
     view_rank: int = 0
     gate_rank: int = 0
 
@@ -297,6 +296,19 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
+        self.values_too = config.values_too
+        if self.values_too:
+            self.self_attn.v_proj = ValuesWithRow(config)
+
+    def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
+        if self.values_too:
+            kwargs["value_row"] = memory.rows_UKD[:, self.layer_idx % memory.rows_UKD.shape[1]]
+        return super().forward(hidden_states, memory, **kwargs)
+
+    def block(self, *args: Any, value_row: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        if value_row is not None:
+            self.self_attn.v_proj.row = value_row
+        return super().block(*args, **kwargs)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
         if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
