@@ -72,6 +72,30 @@ def test_if_all_are_damaged_none_is_taken_and_nothing_begins_again(tmp_path):
         checkpoint.newest(tmp_path, print)
 
 
+@pytest.mark.parametrize("manifest", ["{}", "[]", "3", ""])
+def test_a_manifest_that_names_no_files_is_damaged(tmp_path, manifest):
+    path = checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
+    (path / "manifest.json").write_text(manifest)
+    assert "manifest.json" in checkpoint.find_fault(path)
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [lambda folder: checkpoint.prune(folder, 1, 0), lambda folder: checkpoint.remove_after(folder, 0)],
+)
+def test_a_checkpoint_that_is_half_removed_is_none(tmp_path, monkeypatch, remove):
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step, tensors(step), {"step": step})
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.shutil, "rmtree", lambda path: (path / "manifest.json").unlink() or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            remove(tmp_path)
+    (step,) = checkpoint.steps(tmp_path)
+    assert checkpoint.find_fault(checkpoint.at(tmp_path, step)) is None
+    checkpoint.remove_after(tmp_path, step)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{step:08d}"]
+
+
 def test_saving_again_at_a_step_replaces_it(tmp_path):
     checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
     path = checkpoint.save(tmp_path, 10, tensors(4), {"step": 10})

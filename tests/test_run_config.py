@@ -96,7 +96,10 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("train.steps", "write section.key=value"),
         ("steps=3", "write section.key=value"),
         ("train.micro_batch=3", "train.batch is 8 and train.micro_batch is 3"),
-        ("optim.warmup_steps=101", "optim.warmup_steps is 101 and train.steps is 1,000"),
+        (
+            "optim.warmup_steps=101",
+            "optim.warmup_steps is 101 and train.steps is 1,000: warm up for at most a tenth of the run, 100",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_cure(setting, message):

@@ -87,9 +87,11 @@ def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
 
 def remove_after(checkpoints: Path, step: int) -> None:
     """Removes checkpoints of later steps, and what a killed process left half-written."""
-    later = [path for path in _finished(checkpoints) if int(path.name) > step]
-    for path in [*later, *checkpoints.glob(".*.tmp")]:
+    for path in checkpoints.glob(".*.tmp"):
         shutil.rmtree(path)
+    for path in _finished(checkpoints):
+        if int(path.name) > step:
+            _remove(path)
 
 
 def find_fault(checkpoint: Path) -> str | None:
@@ -101,6 +103,8 @@ def find_fault(checkpoint: Path) -> str | None:
 def _find_fault(checkpoint: Path) -> str | None:
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        if STATE not in files:
+            return f"{MANIFEST} does not name {STATE}"
         for name, expected in list(files.items())[ranks.rank() :: ranks.count()]:
             path = checkpoint / name
             if not path.exists():
@@ -116,7 +120,12 @@ def prune(checkpoints: Path, keep: int, keep_every: int) -> None:
     """Removes all but the newest `keep`, and those at multiples of `keep_every` steps."""
     for path in sorted(_finished(checkpoints))[: -keep or None]:
         if not keep_every or int(path.name) % keep_every:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Takes its name away first: a process killed meanwhile leaves nothing that looks like a checkpoint."""
+    shutil.rmtree(checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.removed.tmp")))
 
 
 def _finished(checkpoints: Path) -> list[Path]:

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -143,7 +143,7 @@ class RunConfig:
         if self.optim.warmup_steps * 10 > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps is {self.optim.warmup_steps:,} and train.steps is {self.train.steps:,}: "
-                "warm up for at most a tenth of the run"
+                f"warm up for at most a tenth of the run, {self.train.steps // 10:,}"
             )
         if max(self.optim.beta1, self.optim.beta2) >= 1:
             raise ValueError(
@@ -231,7 +231,7 @@ class RunConfig:
     def load(
         cls,
         file: Path | None,
-        overrides: Iterable[str] = (),
+        overrides: Sequence[str] = (),
         resumed: Mapping[str, Any] | None = None,
     ) -> "RunConfig":
         """A TOML file, and `section.key=value` settings that win over it.
@@ -245,6 +245,7 @@ class RunConfig:
                 values = tomllib.loads(file.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise ValueError(f"cannot read the run's settings from {file}: {error}") from error
+        where = "" if file is None else f" (in {file}{' or --set' if overrides else ''})"
         for override in overrides:
             name, equals, text = override.partition("=")
             section, dot, key = name.partition(".")
@@ -262,7 +263,7 @@ class RunConfig:
                     values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
             return cls.from_dict(values)
         except ValueError as error:
-            raise ValueError(f"{error} (in {file})" if file is not None else str(error)) from None
+            raise ValueError(f"{error}{where}") from None
 
 
 def is_fixed(difference: str) -> bool:

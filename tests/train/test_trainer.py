@@ -5,6 +5,8 @@ import json
 import os
 import pty
 import random
+import re
+import resource
 import shlex
 import shutil
 import signal
@@ -354,6 +356,33 @@ def test_what_is_not_there_cannot_be_resumed(tmp_path):
     assert done.returncode == 2
     assert "to resume: name it with --run" in _plain(done.stderr)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_lost_its_settings_is_told_so(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    (run / "config.json").unlink()
+    assert "has checkpoints and no config.json: give its settings again" in _plain(
+        train([], run, "--resume").stderr
+    )
+
+
+def test_a_full_disk_at_the_export_is_a_line(whole_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    shutil.rmtree(run / "export")
+    limit = 4_000_000  # bytes of a file: less than the weights, more than all else
+    done = subprocess.run(
+        command([], run, "--resume"),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert re.search(r"^error: .*/export: .*File too large", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+    assert not (run / "export").exists()
+    assert not list(run.glob(".*.tmp"))
 
 
 def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, prepared, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -41,9 +42,18 @@ def train(
     from tide_lm import runs
     from tide_lm.train.benchmark import measure, shape_of
 
-    wanted = [_parse(model) for model in models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]]
-    for preset, ids in wanted:
-        shape_of(preset, ids)
+    try:
+        wanted = [_parse(model) for model in models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]]
+        for preset, ids in wanted:
+            shape_of(preset, ids)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if out is not None:
+        if out.is_dir():
+            raise typer.BadParameter(f"--out {out} is a folder: name a file in it")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out.parent):  # whether there can be one is better known before the timing
+            pass
     found: list[dict[str, Any]] = []
     for preset, ids in wanted:
         for plain in (False, True) if peers and not ids else (False,):
@@ -51,13 +61,15 @@ def train(
                 found.append(measure(preset, batch, sequence, steps, ids, plain))
     result = {"runs": found, "provenance": runs.provenance()}
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
     if as_json:
         print_json(result)
     else:
         columns = ["model", "ids", "tokens/s", "MFU", "ms a step", "peak GB"]
         print_table(f"Training, {batch} x {sequence:,} tokens a step", columns, map(_row, found))
+        timed = [run for run in found if "parts_ms" in run]
+        parts = list(dict.fromkeys(part for run in timed for part in run["parts_ms"]))
+        print_table("Parts of a step, ms", ["model", "ids", *parts], (_parts(run, parts) for run in timed))
 
 
 def _parse(model: str) -> tuple[str, int]:
@@ -68,8 +80,16 @@ def _parse(model: str) -> tuple[str, int]:
     return preset, int(ids or 0)
 
 
+def _model(run: dict[str, Any]) -> tuple[str, str]:
+    return run["preset"] + (", plain" if run["plain"] else ""), f"{run['vocab']:,}"
+
+
+def _parts(run: dict[str, Any], parts: list[str]) -> tuple[str, ...]:
+    return *_model(run), *(f"{run['parts_ms'].get(part, 0):,.1f}" for part in parts)
+
+
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
-    model = run["preset"] + (", plain" if run["plain"] else ""), f"{run['vocab']:,}"
+    model = _model(run)
     if "out_of_memory" in run:
         return *model, "out of memory", "-", "-", "-"
     return (

@@ -32,6 +32,8 @@ def command(
     before = runs.RunDirectory(run).read_config() if resume else None
     try:
         if resume and before is None and config is None and not settings:
+            if runs.RunDirectory(run).checkpoints.exists():
+                raise ValueError(f"{run} has checkpoints and no config.json: give its settings again")
             raise ValueError(f"there is no run in {run} to resume: name it with --run")
         chosen = RunConfig.load(config, settings or (), before)
     except ValueError as error:

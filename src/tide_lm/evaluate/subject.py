@@ -228,9 +228,9 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
         raise ValueError(f"{run} has no checkpoint of step {step}: it has {', '.join(map(str, found))}")
     path = checkpoint.at(folder, step)
     if fault := checkpoint.find_fault(path):
-        raise checkpoint.DamagedError(
-            f"{path} is damaged ({fault}): choose another step of {', '.join(map(str, found))}"
-        )
+        others = ", ".join(str(other) for other in found if other != step)
+        choice = f"choose another step, of {others}" if others else "there is no other"
+        raise checkpoint.DamagedError(f"{path} is damaged ({fault}): {choice}")
     return path
 
 

@@ -18,6 +18,11 @@ class Monitor:
         if wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("train.wandb needs Weights & Biases: pip install 'tide-lm[wandb]'")
 
+    def open(self) -> None:
+        """Begins what may be refused, before anything of the run is written."""
+        if self.wandb:
+            self._wandb_run = _start_wandb(self.run)
+
     def add(self, record: dict[str, Any]) -> None:
         numbers = _numbers(record)
         step = numbers.pop("step")
@@ -32,8 +37,6 @@ class Monitor:
                 self._writer.add_text("sample", record["sample"], int(step))
             self._writer.flush()
         if self.wandb:
-            if self._wandb_run is None:
-                self._wandb_run = _start_wandb(self.run)
             self._wandb_run.log(numbers, step=int(step))
 
     def close(self) -> None:
@@ -62,6 +65,10 @@ def _start_wandb(run: Path) -> Any:
     import wandb
 
     id_file = run / "wandb_id"
-    if not id_file.exists():
-        runs.write_atomically(id_file, secrets.token_hex(4))
-    return wandb.init(project="tide-lm", name=run.name, dir=run, resume="allow", id=id_file.read_text())
+    known = id_file.read_text() if id_file.exists() else secrets.token_hex(4)
+    try:
+        begun = wandb.init(project="tide-lm", name=run.name, dir=run, resume="allow", id=known)
+    except wandb.Error as error:
+        raise ValueError(f"train.wandb is on, and Weights & Biases does not begin: {error}") from None
+    runs.write_atomically(id_file, known)
+    return begun

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
@@ -161,6 +162,7 @@ class Trainer:
                 f"{self.run.path} stands at step {self.step:,}, and train.steps is {settings.steps:,}: "
                 "set at least as many"
             )
+        self.monitor.open()
         checkpoint.remove_after(self.run.checkpoints, self.step)
         self.run.cut_metrics(self.step)
         logged = self.step - self.step % settings.log_every
@@ -173,6 +175,8 @@ class Trainer:
             f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on "
             f"{f'{ranks.count()} x ' if ranks.together() else ''}{self.device.type}"
         )
+        if settings.dtype == "bfloat16" and self.device.type == "cpu":
+            self.tell("bfloat16 is very slow on many CPUs: train.dtype=float32 may be faster")
         used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
         if used < 0.9 * has:
             self.tell(
@@ -391,7 +395,10 @@ class Trainer:
             if ranks.together():
                 parallel.save_pretrained(self.model, folder)
             else:
-                self.model.save_pretrained(folder)
+                try:
+                    self.model.save_pretrained(folder)
+                except SafetensorError as error:  # of a full disk, above all
+                    raise OSError(f"{self.run.export}: {error}") from error
             if ranks.is_first():
                 self.inputs.tokenizer.save_pretrained(folder)
                 tokens = self.loader.windows * self.config.data.sequence
