@@ -228,6 +228,8 @@ class VariantConfig(TideConfig):
     `layer_scale` is where a learned number starts that each layer multiplies its memory by; in layer l it
     starts at sqrt(l) times that if `deeper_is_larger`. `table_std` is what rows are drawn with.
 
+    With `layer_groups` the layers are so many groups in a row, each of which has its own share of the blocks.
+
     With `router_heads` so many slices of D have weights of their own, with `input_too` memory is added to the
     embeddings as well, and with `values_too` one row, of another block in each layer, to attention's values;
     these need tables that are trained densely. `view_rank` is that of a product in
@@ -244,6 +246,7 @@ class VariantConfig(TideConfig):
     deeper_is_larger: bool = False
     gain_is_learned: bool = True
     table_std: int | float | None = None
+    layer_groups: int = 1
     router_heads: int = 1
     input_too: bool = False
     values_too: bool = False
@@ -252,15 +255,22 @@ class VariantConfig(TideConfig):
 
 
 class VariantRouter(MemoryRouter):
-    def __init__(self, config: VariantConfig) -> None:
+    def __init__(self, config: VariantConfig, layer_idx: int) -> None:
         super().__init__(config)
         self.null_bank, self.temperature = config.null_bank, config.router_temperature
+        group = layer_idx * config.layer_groups // config.num_hidden_layers
+        share = config.num_memory_blocks // config.layer_groups
+        self.hidden_blocks = group * share, config.num_memory_blocks - (group + 1) * share  # before and after
         if config.null_bias is not None:
             self.null_bias = nn.Parameter(torch.empty(()))
 
     def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
         logits_BTS = super().forward(n_BTD) / self.temperature
         blocks_BTK, null_BT1 = logits_BTS[..., :-1], logits_BTS[..., -1:]
+        if any(self.hidden_blocks):
+            before, after = self.hidden_blocks
+            seen = blocks_BTK[..., before : blocks_BTK.shape[-1] - after]
+            blocks_BTK = nn.functional.pad(seen, self.hidden_blocks, value=-1e4)
         if hasattr(self, "null_bias"):
             null_BT1 = null_BT1 + self.null_bias.to(null_BT1.dtype)
         if not self.null_bank:
@@ -292,7 +302,7 @@ class VariantLayer(TideDecoderLayer):
     def __init__(self, config: VariantConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         D, self.heads = config.hidden_size, config.router_heads
-        self.router = VariantRouter(config) if self.heads == 1 else RouterHeads(config)
+        self.router = VariantRouter(config, layer_idx) if self.heads == 1 else RouterHeads(config)
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None

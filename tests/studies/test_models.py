@@ -163,6 +163,13 @@ def test_tables_may_be_drawn_smaller():
     assert torch.allclose(small, drawn / 10)
 
 
+def test_groups_of_layers_may_have_blocks_of_their_own():
+    found = weights(layer_groups=3)  # of three layers, with three blocks
+    blocks = found[..., :-1].mean((1, 2))
+    assert torch.equal(blocks > 0, torch.eye(3, dtype=torch.bool))
+    assert torch.allclose(found.sum(-1), torch.ones(()))
+
+
 def test_heads_with_one_routers_weights_are_that_router():
     one, two = made(builder(Variant)), made(builder(Variant, router_heads=2))
     with torch.no_grad():
