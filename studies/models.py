@@ -229,11 +229,12 @@ class VariantConfig(TideConfig):
     starts at sqrt(l) times that if `deeper_is_larger`. `table_std` is what rows are drawn with.
 
     With `layer_groups` the layers are so many groups in a row, each of which has its own share of the blocks.
+    `view_rank` is that of a product in each layer that changes what it is given, and `gate_rank` of one that
+    lets its state scale each of the D.
 
     With `router_heads` so many slices of D have weights of their own, with `input_too` memory is added to the
     embeddings as well, and with `values_too` one row, of another block in each layer, to attention's values;
-    these need tables that are trained densely. `view_rank` is that of a product in
-    each layer that changes what it is given, and `gate_rank` of one that lets its state scale each of the D.
+    these need tables that are trained densely.
     """
 
     model_type = "tide-variant"
@@ -306,11 +307,17 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
-        self.values_too = config.values_too
+        self.input_too, self.values_too = config.input_too and layer_idx == 0, config.values_too
+        if self.input_too:
+            self.input_norm = LlamaRMSNorm(D, eps=config.rms_norm_eps)
+            self.input_router = MemoryRouter(config)
         if self.values_too:
             self.self_attn.v_proj = ValuesWithRow(config)
 
     def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
+        if self.input_too:
+            logits = self.input_router(self.input_norm(hidden_states))
+            hidden_states = ops.memory_mix(hidden_states, logits, memory.rows_UKD, memory.index_BT)
         if self.values_too:
             kwargs["value_row"] = memory.rows_UKD[:, self.layer_idx % memory.rows_UKD.shape[1]]
         return super().forward(hidden_states, memory, **kwargs)
@@ -348,25 +355,6 @@ class VariantModel(TideModel):
         super().__init__(config)
         if self.memory is not None:
             self.memory.norm.weight.requires_grad_(config.gain_is_learned)
-        if config.input_too:
-            self.input_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.input_router = MemoryRouter(config)
-            self.post_init()
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        memory: Memory | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if self.config.input_too:
-            memory = self._memory_for(input_ids, memory)
-            if inputs_embeds is None:
-                inputs_embeds, input_ids = self.embed_tokens(input_ids), None
-            logits = self.input_router(self.input_norm(inputs_embeds))
-            inputs_embeds = ops.memory_mix(inputs_embeds, logits, memory.rows_UKD, memory.index_BT)
-        return super().forward(input_ids=input_ids, inputs_embeds=inputs_embeds, memory=memory, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

@@ -245,7 +245,6 @@ class RunConfig:
                 values = tomllib.loads(file.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise ValueError(f"cannot read the run's settings from {file}: {error}") from error
-        where = "" if file is None else f" (in {file}{' or --set' if overrides else ''})"
         for override in overrides:
             name, equals, text = override.partition("=")
             section, dot, key = name.partition(".")
@@ -263,6 +262,7 @@ class RunConfig:
                     values[section] = {**defaults, **_mapping(section, values.get(section, {}))}
             return cls.from_dict(values)
         except ValueError as error:
+            where = "" if file is None else f" (in {file}{' or --set' if overrides else ''})"
             raise ValueError(f"{error}{where}") from None
 
 

@@ -29,10 +29,11 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Train a base or a TIDE model on prepared data; resumable to the bit."""
-    before = runs.RunDirectory(run).read_config() if resume else None
+    folder = runs.RunDirectory(run)
+    before = folder.read_config() if resume else None
     try:
         if resume and before is None and config is None and not settings:
-            if runs.RunDirectory(run).checkpoints.exists():
+            if folder.checkpoints.exists():
                 raise ValueError(f"{run} has checkpoints and no config.json: give its settings again")
             raise ValueError(f"there is no run in {run} to resume: name it with --run")
         chosen = RunConfig.load(config, settings or (), before)
