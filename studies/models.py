@@ -19,6 +19,7 @@ from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
+    MemoryAttention,
     MemoryRouter,
     TideConfig,
     TideDecoderLayer,
@@ -50,10 +51,12 @@ class InputOnlyModel(TideModel):
         memory: Memory | None = None,
         **kwargs: Any,
     ) -> Any:
-        rows_UKD = self._memory_for(input_ids, memory).rows_UKD
+        memory = self._memory_for(input_ids, memory)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        added = self.weight * rows_UKD.sum(1).view_as(inputs_embeds)
+        added = self.weight * memory.rows_UKD.sum(1).view_as(inputs_embeds)
+        if issubclass(self.layer_class, TideDecoderLayer):
+            kwargs |= {"memory": memory, "drop_memory_layers": ()}
         return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added.to(inputs_embeds.dtype), **kwargs)
 
 
@@ -174,41 +177,26 @@ class ValueTablesConfig(TideConfig):
     model_type = "tide-value-tables"
 
 
-class ValuesWithRow(nn.Linear):
-    """Attention's values, plus a row of the token, gated for each head: value embeddings, as in nanochat.
-
-    A row is as wide as the values of all key-value heads, or a multiple of it: then it is so many rows.
-    """
-
-    row: torch.Tensor  # set by the layer
-
-    def __init__(self, config: TideConfig) -> None:
-        D, self.heads = config.hidden_size, config.num_key_value_heads
-        super().__init__(D, self.heads * config.head_dim, bias=False)
-        self.rows, rest = divmod(D, self.out_features)
-        if rest:
-            raise ValueError(
-                f"{self.heads} key-value heads of {config.head_dim} do not divide hidden_size, {D}: the "
-                "tables' rows would not fit"
-            )
-        self.gate = nn.Linear(D, self.rows * self.heads, bias=False)
-
-    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
-        values = super().forward(n_BTD)
-        gate = 2 * torch.sigmoid(self.gate(n_BTD)).unflatten(-1, (self.rows, self.heads, 1))
-        added = (gate * self.row.view(*n_BTD.shape[:2], self.rows, self.heads, -1)).sum(2).flatten(-2)
-        return values + added.to(values.dtype)
-
-
 class ValueTablesLayer(_OwnTable):
+    """Value embeddings, as in nanochat."""
+
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         del self.router, self.router_weights
-        self.self_attn.v_proj = ValuesWithRow(config)
+        self.self_attn = MemoryAttention(config, layer_idx)
 
-    def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
-        self.self_attn.v_proj.row = rows_UKD
-        return LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
+    def block(
+        self,
+        hidden_states: torch.Tensor,
+        rows_UKD: torch.Tensor,
+        index_BT: torch.Tensor | None,
+        *_: Any,
+        value_rows_UD: torch.Tensor,
+        value_sink_BTD: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> Any:
+        row_BTD = ops.memory_row(hidden_states, value_rows_UD, index_BT, value_sink_BTD)
+        return LlamaDecoderLayer.forward(self, hidden_states, row_BTD=row_BTD, **kwargs)
 
 
 class ValueTablesModel(_OwnTables):
@@ -218,6 +206,22 @@ class ValueTablesModel(_OwnTables):
 class ValueTables(TideForCausalLM):
     config_class = ValueTablesConfig
     decoder_class = ValueTablesModel
+
+
+@strict
+class InputAndValuesConfig(TideConfig):
+    model_type = "tide-input-and-values"
+
+
+class InputAndValuesModel(_OwnTables, InputOnlyModel):
+    layer_class = ValueTablesLayer
+
+
+class InputAndValues(TideForCausalLM):
+    """The tables at the input, and a layer's own in its values: TIDE's best recipe without its routers."""
+
+    config_class = InputAndValuesConfig
+    decoder_class = InputAndValuesModel
 
 
 @strict
@@ -232,9 +236,8 @@ class VariantConfig(TideConfig):
     `view_rank` is that of a product in each layer that changes what it is given, and `gate_rank` of one that
     lets its state scale each of the D.
 
-    With `router_heads` so many slices of D have weights of their own, with `input_too` memory is added to the
-    embeddings as well, and with `values_too` one row, of another block in each layer, to attention's values;
-    these need tables that are trained densely.
+    With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
+    the embeddings as well; these need tables that are trained densely.
     """
 
     model_type = "tide-variant"
@@ -250,7 +253,6 @@ class VariantConfig(TideConfig):
     layer_groups: int = 1
     router_heads: int = 1
     input_too: bool = False
-    values_too: bool = False
     view_rank: int = 0
     gate_rank: int = 0
 
@@ -307,25 +309,16 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
-        self.input_too, self.values_too = config.input_too and layer_idx == 0, config.values_too
+        self.input_too = config.input_too and layer_idx == 0
         if self.input_too:
             self.input_norm = LlamaRMSNorm(D, eps=config.rms_norm_eps)
             self.input_router = MemoryRouter(config)
-        if self.values_too:
-            self.self_attn.v_proj = ValuesWithRow(config)
 
     def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
         if self.input_too:
             logits = self.input_router(self.input_norm(hidden_states))
             hidden_states = ops.memory_mix(hidden_states, logits, memory.rows_UKD, memory.index_BT)
-        if self.values_too:
-            kwargs["value_row"] = memory.rows_UKD[:, self.layer_idx % memory.rows_UKD.shape[1]]
         return super().forward(hidden_states, memory, **kwargs)
-
-    def block(self, *args: Any, value_row: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        if value_row is not None:
-            self.self_attn.v_proj.row = value_row
-        return super().block(*args, **kwargs)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
         if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
@@ -384,6 +377,7 @@ CONTROLS: dict[str, type[TideForCausalLM]] = {
     "layer-tables": LayerTables,
     "layer-router": LayerRouter,
     "value-tables": ValueTables,
+    "input-and-values": InputAndValues,
 }
 for _kind in (*CONTROLS.values(), Variant):
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)

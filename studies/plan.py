@@ -11,6 +11,7 @@ from tide_lm.presets import PAPER_BLOCKS
 from tide_lm.run_config import RECIPES, RunConfig
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
+VALUES = "model.memory_values"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Size:
 SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
 _DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
+_OF_CONTROLS = {**_DENSE, VALUES: "false"}  # those that have rows in their values have them anyway
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Run:
             "train.dtype": "bfloat16" if gpu else "float32",
             "train.compile": _toml(gpu and not self.look),  # gradients cannot be recorded in a compiled model
             "train.record_gradients": _toml(self.look),
-            **(_DENSE if self.model not in ("base", "tide") else {}),
+            **(_OF_CONTROLS if self.model not in ("base", "tide") else {}),
             **self.settings,
         }
         return RunConfig.load(None, [f"{name}={value}" for name, value in values.items()])
@@ -127,7 +129,6 @@ def search() -> list[Run]:
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),
         _tried("input too", _DENSE, {"input_too": True}),
-        _tried("values too", _DENSE, {"values_too": True}),
         _tried("view of rank 32", changes={"view_rank": 32}),
         _tried("gate of rank 32", changes={"gate_rank": 32}),
     ]
@@ -149,7 +150,7 @@ def final() -> list[Run]:
     ]
     controls = [
         Run(model, "best", "small", 8)
-        for model in ("wide-input", "layer-tables", "layer-router", "value-tables")
+        for model in ("wide-input", "layer-tables", "layer-router", "value-tables", "input-and-values")
     ]
     others = [k for k in PAPER_BLOCKS if k != 8]
     blocks = [Run("tide", recipe, "small", k) for recipe in ("best", "paper") for k in others]

@@ -49,7 +49,9 @@ def _sequence(
     for layer in range(config.num_hidden_layers):
         own = _Layer(tensors, layer)
         n = [rms_norm(h_D, own["input_layernorm"], config.rms_norm_eps) for h_D in h]
-        attended = _attention(own, config, n)
+        in_values = config.memory_values and layer not in drop
+        rows = [M[layer % config.num_memory_blocks] for M in memory] if in_values else None
+        attended = _attention(own, config, n, rows)
         alphas.append([])
         for t in range(len(ids)):
             h_tilde = h[t] + attended[t]  # eq:attn
@@ -74,8 +76,11 @@ def _memory(tensors: Mapping[str, Tensor], config: Any, v: int) -> list[Tensor]:
     return [*blocks, torch.zeros_like(blocks[0])]
 
 
-def _attention(own: "_Layer", config: Any, n: list[Tensor]) -> list[Tensor]:
-    """Causal attention with rotary positions, in which a group of query heads shares a key head."""
+def _attention(own: "_Layer", config: Any, n: list[Tensor], memory: list[Tensor] | None) -> list[Tensor]:
+    """Causal attention with rotary positions, in which a group of query heads shares a key head.
+
+    Rows of memory, one a position, join the values of each key head (not in the paper).
+    """
     heads, H = config.num_attention_heads, config.head_dim
     group = heads // config.num_key_value_heads
     theta = config.rope_parameters["rope_theta"]
@@ -87,6 +92,10 @@ def _attention(own: "_Layer", config: Any, n: list[Tensor]) -> list[Tensor]:
             query_H = rotate(own["self_attn.q_proj"][rows] @ n[t], t, theta)
             keys = [rotate(own["self_attn.k_proj"][shared] @ n[s], s, theta) for s in range(t + 1)]
             values = [own["self_attn.v_proj"][shared] @ n[s] for s in range(t + 1)]
+            for s in range(t + 1 if memory is not None else 0):
+                for part in range(head // group, config.hidden_size // H, config.num_key_value_heads):
+                    gate = 2 / (1 + torch.exp(-(own["self_attn.value_gate"][part] @ n[s])))
+                    values[s] = values[s] + gate * memory[s][_head_rows(part, H)]
             weights = softmax(torch.stack([query_H @ key_H for key_H in keys]) / math.sqrt(H))
             mixed.append(sum(weights[s] * values[s] for s in range(t + 1)))
         outputs.append(own["self_attn.o_proj"] @ torch.cat(mixed))

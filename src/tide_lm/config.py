@@ -20,6 +20,7 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     num_memory_blocks: int = 0
+    memory_values: bool = False
     max_position_embeddings: int = 2048
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-5
@@ -33,8 +34,9 @@ class ModelConfig:
         for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
             self._check_size(name, least=1)
         self._check_size("num_memory_blocks", least=0)
-        if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(f"tie_word_embeddings is {self.tie_word_embeddings!r}: it must be true or false")
+        for name in ("tie_word_embeddings", "memory_values"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be true or false")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads is {self.num_key_value_heads}: "
@@ -94,6 +96,7 @@ class ModelConfig:
             num_key_value_heads=values.get("num_key_value_heads") or heads,
             head_dim=values.get("head_dim") or hidden // heads,
             num_memory_blocks=values["num_memory_blocks"] if values["model_type"] == "tide" else 0,
+            memory_values=values.get("memory_values", False) if values["model_type"] == "tide" else False,
             max_position_embeddings=values.get("max_position_embeddings", 2048),
             rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
             rms_norm_eps=values.get("rms_norm_eps", 1e-6),

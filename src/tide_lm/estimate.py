@@ -18,13 +18,14 @@ class Parameters:
 
     backbone: int
     routers: int
+    value_gates: int
     gains: int
     tables: int
 
     @property
     def resident(self) -> int:
         """What has to be in VRAM when the tables are not."""
-        return self.backbone + self.routers + self.gains
+        return self.backbone + self.routers + self.value_gates + self.gains
 
     @property
     def total(self) -> int:
@@ -41,6 +42,7 @@ def count_parameters(model: ModelConfig) -> Parameters:
     return Parameters(
         backbone=embeddings + L * layer + D,
         routers=L * (K + 1) * D if K else 0,
+        value_gates=L * (D // model.head_dim) * D if K and model.memory_values else 0,
         gains=K * D,
         tables=model.vocab_size * K * D,
     )
@@ -69,13 +71,14 @@ def cache_bytes(model: ModelConfig, bits: int = 16) -> int:
 def train_flops(model: ModelConfig, sequence: int) -> int:
     """FLOPs of training on one token, forward and backward: 6 N + 6 L d T, plus the mix of the memory.
 
-    N counts what is multiplied: backbone and routers, but not an embedding that is only looked up.
+    N counts what is multiplied: backbone, routers and gates, but not an embedding that is only looked up.
     """
     L, D = model.num_hidden_layers, model.hidden_size
     parameters = count_parameters(model)
     looked_up = 0 if model.tie_word_embeddings else model.vocab_size * D
-    multiplied = parameters.backbone + parameters.routers - looked_up
-    return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * model.num_memory_blocks
+    multiplied = parameters.backbone + parameters.routers + parameters.value_gates - looked_up
+    mixed = model.num_memory_blocks + (1 if parameters.value_gates else 0)
+    return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * mixed
 
 
 def adam_bytes(model: ModelConfig, gpus: int = 1) -> tuple[int, int]:

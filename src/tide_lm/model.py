@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -22,6 +23,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaModel,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
 )
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
@@ -119,12 +122,55 @@ class RouterWeights(nn.Module):
         return ops.router_weights(logits_BTS)
 
 
+class MemoryAttention(LlamaAttention):
+    """Attention with a row of the token in its values, gated for each head, as value embeddings have it.
+
+    As many values as all heads have fit into a row one or more times: such slices are added, each with gates
+    of its own, `v = W_v n + sum_s 2 sigmoid(W_s n) M_s`.
+    """
+
+    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.value_gate = nn.Linear(config.hidden_size, config.hidden_size // self.head_dim, bias=False)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        row_BTD: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As in Llama; without a row, attention as Llama has it."""
+        heads = (*hidden_states.shape[:2], -1, self.head_dim)
+        q, k, v = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if row_BTD is not None:
+            gate = 2 * torch.sigmoid(self.value_gate(hidden_states))
+            added = gate.unsqueeze(-1) * row_BTD.view(heads)
+            v = v + added.unflatten(2, (-1, v.shape[2])).sum(2).to(v.dtype)
+        q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
+        v = v.transpose(1, 2)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        attended, weights = attend(
+            self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return self.o_proj(attended.flatten(2)), weights
+
+
 class TideDecoderLayer(LlamaDecoderLayer):
     """`h = h~ + FFN(n~) + sum_k alpha_k M_k(v)`, `n~ = RMSNorm(h~)` (eqs. 3.1, 3.5 and 3.6)."""
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.layer_idx = layer_idx
+        if config.memory_values:
+            self.self_attn = MemoryAttention(config, layer_idx)
         self.router = MemoryRouter(config)
         self.router_weights = RouterWeights()
 
@@ -137,8 +183,11 @@ class TideDecoderLayer(LlamaDecoderLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         rows_UKD, index_BT, sinks = memory
-        sink = None if sinks is None else sinks[self.layer_idx]
+        sink = None if sinks is None else sinks.mix[self.layer_idx]
         drop = self.layer_idx in drop_memory_layers
+        if isinstance(self.self_attn, MemoryAttention) and not drop:
+            kwargs["value_rows_UD"] = rows_UKD[:, self.layer_idx % rows_UKD.shape[1]]
+            kwargs["value_sink_BTD"] = None if sinks is None else sinks.values[self.layer_idx]
         return self.block(hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs)
 
     def block(
@@ -149,9 +198,13 @@ class TideDecoderLayer(LlamaDecoderLayer):
         sink: ops.Sink | None,
         drop: bool,
         output_router_weights: bool,
+        value_rows_UD: torch.Tensor | None = None,
+        value_sink_BTD: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """The layer without its number, so that one compiled graph serves all layers."""
+        if value_rows_UD is not None:
+            kwargs["row_BTD"] = ops.memory_row(hidden_states, value_rows_UD, index_BT, value_sink_BTD)
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         h = hidden_states + attended
         n = self.post_attention_layernorm(h)

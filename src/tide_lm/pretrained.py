@@ -3,6 +3,7 @@
 import difflib
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,16 @@ _AUTO_MAP = {
 }
 
 
+_OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.value_gate\.")
+
+
 @strict
 class TideConfig(LlamaConfig):
     """A Llama's configuration with `num_memory_blocks` (K) and the initial gain of the memory's norm.
 
     K = 0 is the base model, exactly `LlamaForCausalLM`. `memory_dim` is the paper's d_b; it must equal
-    `hidden_size`, since memory joins the residual stream with no projection.
+    `hidden_size`, since memory joins the residual stream with no projection. With `memory_values` one row
+    joins the values of each layer's attention too, which the paper does not have.
     """
 
     model_type = "tide"
@@ -50,6 +55,7 @@ class TideConfig(LlamaConfig):
     num_memory_blocks: int = 8
     memory_gain_init: int | float = 1.0
     memory_dim: int | None = None
+    memory_values: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = list(TideConfig.__annotations__)
@@ -77,6 +83,13 @@ class TideConfig(LlamaConfig):
             raise ValueError(
                 f"memory_dim is {self.memory_dim} and hidden_size is {self.hidden_size}: memory is added to "
                 "the residual stream with no projection, so they must be equal; leave memory_dim out"
+            )
+        values = self.num_key_value_heads * self.head_dim
+        if self.num_memory_blocks and self.memory_values and self.hidden_size % values:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}, and {self.num_key_value_heads} key-value heads of "
+                f"{self.head_dim} are {values}, which does not divide it: rows do not fit into values; set "
+                "memory_values to false"
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +161,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         model, info = super().from_pretrained(
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
-        if missing := sorted(key for key in info["missing_keys"] if "memory." in key or ".router." in key):
+        if missing := sorted(key for key in info["missing_keys"] if _OF_MEMORY.search(key)):
             raise ValueError(
                 f"{model.name_or_path!r} lacks {len(missing)} tensors of the memory, {missing[0]} among "
                 f"them, that num_memory_blocks={model.config.num_memory_blocks} calls for: if it is a Llama, "

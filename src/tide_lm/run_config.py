@@ -20,6 +20,7 @@ class ModelSection:
     preset: str = "tide-4e-tiny"
     vocab_size: int = 0
     memory_gain_init: float = 1.0
+    memory_values: bool = False
     tie_word_embeddings: bool = True
 
     def shape(self) -> ModelConfig:
@@ -27,6 +28,7 @@ class ModelSection:
         return dataclasses.replace(
             model,
             vocab_size=self.vocab_size or model.vocab_size,
+            memory_values=self.memory_values and model.num_memory_blocks > 0,
             tie_word_embeddings=self.tie_word_embeddings,
         )
 
@@ -89,14 +91,14 @@ class TrainSection:
 
 
 Recipe = Literal["paper", "best"]
-# How tables begin and learn. The best is the best of those tried so far: docs/LOG.md.
+# How tables begin and learn, and where they go. The best is the best of those tried so far: docs/LOG.md.
 RECIPES: dict[Recipe, dict[str, dict[str, float]]] = {
     "paper": {
-        "model": {"memory_gain_init": 1.0},
+        "model": {"memory_gain_init": 1.0, "memory_values": False},
         "optim": {"table_lr_multiple": 1.0, "table_weight_decay": 0.1},
     },
     "best": {
-        "model": {"memory_gain_init": 0.1},
+        "model": {"memory_gain_init": 0.1, "memory_values": True},
         "optim": {"table_lr_multiple": 5.0, "table_weight_decay": 0.0},
     },
 }
@@ -181,9 +183,11 @@ class RunConfig:
         """How the tables are trained, in words."""
         optim = self.optim
         moments = "" if optim.table_moments == "float32" else f", moments in {optim.table_moments}"
+        values = "rows in values too, " if self.model.memory_values else ""
         return (
-            f"gains from {self.model.memory_gain_init:g}, learning rate x{optim.table_lr_multiple:g}, "
-            f"decay {optim.table_weight_decay:g}, {optim.table_update} AdamW{moments}"
+            f"{values}gains from {self.model.memory_gain_init:g}, "
+            f"learning rate x{optim.table_lr_multiple:g}, decay {optim.table_weight_decay:g}, "
+            f"{optim.table_update} AdamW{moments}"
         )
 
     def check_ranks(self, ranks: int) -> None:

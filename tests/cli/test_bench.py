@@ -46,12 +46,20 @@ def test_each_vocabulary_is_timed_and_what_needs_too_much_memory_is_told(tmp_pat
     monkeypatch.setattr(benchmark, "_plain_step", give_up)
     out = tmp_path / "train.json"
     arguments = ["--batch", "1", "--sequence", "16", "--steps", "1", "--peers", "--out", str(out)]
-    models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny:400"]
+    models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny+values:400"]
     done = CliRunner().invoke(app, ["bench", "train", *models, *arguments], catch_exceptions=False)
     assert done.stdout.count("out of memory") == 1
     timed, failed, *others = json.loads(out.read_text())["runs"]
     assert failed == {**{name: timed[name] for name in ("preset", "k", "vocab")}, **GAVE_UP}
-    assert [(run["vocab"], run["plain"]) for run in others] == [(300, False), (400, False)]
+    assert [(run["preset"], run["vocab"], run["plain"]) for run in others] == [
+        ("tide-2e-tiny", 300, False),
+        ("tide-2e-tiny+values", 400, False),
+    ]
+
+
+def test_rows_may_be_timed_in_values_too():
+    assert benchmark.shape_of("tide-2e-tiny+values:300").memory_values
+    assert not benchmark.shape_of("tide-2e-tiny").memory_values
 
 
 def refused(*arguments):
@@ -63,6 +71,10 @@ def refused(*arguments):
 @pytest.mark.parametrize("ids", ["", "1", "-3", "many"])
 def test_a_vocabulary_that_is_no_number_is_named(ids):
     assert f"of {ids!r} ids: write a number from 2 on" in refused(f"base-tiny:{ids}")
+
+
+def test_a_base_has_nothing_to_put_into_values():
+    assert "'base-tiny+values' has no memory to put into values" in refused("base-tiny+values")
 
 
 def test_a_vocabulary_that_no_model_can_have_is_named_before_anything_is_timed():

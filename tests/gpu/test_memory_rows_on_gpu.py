@@ -27,16 +27,15 @@ def _mixed(dtype, fused, B=3, T=100, V=40, K=8, D=320, layers=4):
     if fused:
         index = RowIndex.of(ids).to(torch.device("cuda"))
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, sinks = normed_rows(raw, gain, 1e-5, index, layers, dtype)
+        rows, sinks = normed_rows(raw, gain, 1e-5, index, layers, dtype, values=True)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + 1e-5)
     for layer, router in enumerate(routers):
         logits = torch.tanh(h) @ router
-        h = (
-            ops.memory_mix(h, logits, rows, index.index_BT, h / 2, sinks[layer])
-            if fused
-            else ops.memory_mix(h, logits, rows, ids.cuda(), h / 2)
-        )
+        where = index.index_BT if fused else ids.cuda()
+        mix_sink, value_sink = (sinks.mix[layer], sinks.values[layer]) if fused else (None, None)
+        h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, value_sink)
+        h = ops.memory_mix(h, logits, rows, where, h / 2, mix_sink)
     (h * normal(B, T, D)).sum().backward()
     d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad) if fused else table.grad
     return [h.detach(), start.grad, d_table, gain.grad, *(router.grad for router in routers)]

@@ -133,11 +133,18 @@ def test_foreign_keys_pass_as_in_transformers():
         ("memory_gain_init", "1"),
         ("memory_gain_init", float("nan")),
         ("memory_dim", "32"),
+        ("memory_values", 1),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
     with pytest.raises(StrictDataclassError, match=key):
         TideConfig(**{key: value})
+
+
+def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
+    with pytest.raises(StrictDataclassError, match="hidden_size is 32, and 2 key-value heads of 12 are 24"):
+        tiny_config(memory_values=True, head_dim=12)
+    tiny_config(memory_values=True, head_dim=12, num_memory_blocks=0)  # where there are no rows
 
 
 def test_a_gain_may_be_written_as_a_whole_number():

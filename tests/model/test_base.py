@@ -9,7 +9,14 @@ from tide_lm.model import TideForCausalLM
 
 def llama_with_the_weights_of(model: TideForCausalLM) -> LlamaForCausalLM:
     settings = model.config.to_dict()
-    for key in ("model_type", "auto_map", "num_memory_blocks", "memory_gain_init", "memory_dim"):
+    for key in (
+        "model_type",
+        "auto_map",
+        "num_memory_blocks",
+        "memory_gain_init",
+        "memory_dim",
+        "memory_values",
+    ):
         settings.pop(key, None)
     llama = LlamaForCausalLM(LlamaConfig(**settings)).eval().to(model.dtype)
     llama.load_state_dict(model.state_dict())
@@ -41,11 +48,14 @@ def test_base_has_exactly_llamas_tensors(tiny_model):
     assert list(base.state_dict()) == list(llama_with_the_weights_of(base).state_dict())
 
 
-def test_memory_that_is_off_leaves_llama(tiny_model, token_ids):
+@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
+def test_memory_that_is_off_leaves_llama(tiny_model, token_ids, values):
     """Gains of zero, and every layer dropped, are both the base model exactly."""
-    base = tiny_model(num_memory_blocks=0)
-    assert torch.equal(tiny_model(memory_gain_init=0.0)(token_ids).logits, base(token_ids).logits)
-    assert torch.equal(tiny_model()(token_ids, drop_memory_layers=[0, 1]).logits, base(token_ids).logits)
+    base = tiny_model(num_memory_blocks=0)(token_ids).logits
+    without = tiny_model(memory_gain_init=0.0, memory_values=values)(token_ids).logits
+    dropped = tiny_model(memory_values=values)(token_ids, drop_memory_layers=[0, 1]).logits
+    assert torch.equal(without, base)
+    assert torch.equal(dropped, base)
 
 
 def test_a_llama_folder_opens_as_the_base_model(tiny_model, token_ids, tmp_path):

@@ -14,6 +14,12 @@ REPEATED = torch.tensor([[3, 11, 3, 3, 20], [11, 0, 22, 3, 11]])
 ATTENTION = {
     "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
     "multi-head": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4},
+    "rows in values": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "memory_values": True,
+    },
 }
 
 
@@ -41,7 +47,7 @@ def tiny_model(blocks: int, attention: str = "grouped", tied: bool = True) -> Ti
             drawn = 1 + 0.4 * drawn
         elif "router" in name:
             drawn = 0.9 * drawn
-        elif "memory" not in name:
+        elif "memory" not in name and "value_gate" not in name:
             drawn = drawn / parameter.shape[-1] ** 0.5
         parameter.data.copy_(drawn)
     return model
@@ -104,8 +110,11 @@ def test_a_token_that_repeats_sums_its_gradient_over_the_loss_at_each_place() ->
     assert_same_gradients(model, leaves)
 
 
-def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_and_row_gradients() -> None:
-    plain, fetched = tiny_model(blocks=3), tiny_model(blocks=3)
+@pytest.mark.parametrize("attention", ["grouped", "rows in values"])
+def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_and_row_gradients(
+    attention: str,
+) -> None:
+    plain, fetched = tiny_model(3, attention), tiny_model(3, attention)
     unique_U, index_BT = torch.unique(REPEATED, return_inverse=True)
     assert len(unique_U) < REPEATED.numel()
     table_VKD = fetched.model.memory.weight
@@ -126,8 +135,9 @@ def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_an
 
 
 @pytest.mark.parametrize("dropped", [(0,), (1,), (0, 1)])
-def test_dropped_layers_add_no_memory(dropped: tuple[int, ...]) -> None:
-    model = tiny_model(blocks=3)
+@pytest.mark.parametrize("attention", ["grouped", "rows in values"])
+def test_dropped_layers_add_no_memory(attention: str, dropped: tuple[int, ...]) -> None:
+    model = tiny_model(3, attention)
     leaves = leaves_of(model)
 
     found = model(REPEATED, drop_memory_layers=dropped).logits

@@ -8,10 +8,10 @@ from tide_lm.model import TideForCausalLM
 NEW = 12
 
 
-@pytest.fixture
-def model(tiny_model):
+@pytest.fixture(params=[False, True], ids=["", "rows in values"])
+def model(request, tiny_model):
     """No end token: every test gets as many tokens as it asks for."""
-    model = tiny_model(eos_token_id=None)
+    model = tiny_model(eos_token_id=None, memory_values=request.param)
     model.generation_config.eos_token_id = None
     return model
 

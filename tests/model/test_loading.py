@@ -202,9 +202,17 @@ def rewrite(folder, change) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.memory.weight", "model.memory.norm.weight", "model.layers.1.router.weight"]
+    "name",
+    [
+        "model.memory.weight",
+        "model.memory.norm.weight",
+        "model.layers.1.router.weight",
+        "model.layers.1.self_attn.value_gate.weight",
+    ],
 )
-def test_missing_memory_is_an_error_that_names_the_tensor(folder, name):
+def test_missing_memory_is_an_error_that_names_the_tensor(tiny_model, tmp_path, name):
+    folder = tmp_path / "model"
+    tiny_model(memory_values=True).save_pretrained(folder)
     rewrite(folder, lambda tensors: tensors.pop(name))
     with pytest.raises(ValueError, match=re.escape(name)):
         TideForCausalLM.from_pretrained(folder)

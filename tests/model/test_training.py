@@ -15,8 +15,9 @@ def gradients(model, token_ids) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def test_gradient_checkpointing_changes_no_gradient(tiny_model, token_ids):
-    model = tiny_model().train()
+@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
+def test_gradient_checkpointing_changes_no_gradient(tiny_model, token_ids, values):
+    model = tiny_model(memory_values=values).train()
     plain = gradients(model, token_ids)
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
@@ -96,8 +97,9 @@ def test_lora_trains_only_its_adapters_and_reloads(tiny_model, token_ids, tmp_pa
     assert torch.allclose(PeftModel.from_pretrained(fresh, tmp_path / "adapter")(token_ids).logits, after)
 
 
-def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids):
-    model = tiny_model().train()
+@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
+def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, values):
+    model = tiny_model(memory_values=values).train()
     plain = gradients(model, token_ids)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     loss = compiled(token_ids, labels=token_ids).loss
@@ -122,9 +124,9 @@ def test_compiles_with_inductor_and_a_memory_made_outside(tiny_model, token_ids)
         assert torch.allclose(logits, model(token_ids).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_exports_with_sizes_that_may_change(tiny_model, token_ids, strict):
-    model = tiny_model()
+@pytest.mark.parametrize(("strict", "values"), [(True, False), (False, False), (False, True)])
+def test_exports_with_sizes_that_may_change(tiny_model, token_ids, strict, values):
+    model = tiny_model(memory_values=values)
     any_size = torch.export.Dim.DYNAMIC
     program = torch.export.export(
         model,
@@ -146,8 +148,9 @@ def test_autocast_keeps_the_residual_stream_and_the_gradients_finite(tiny_model,
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
-def test_bfloat16_stays_near_float32(tiny_model, token_ids):
-    exact = tiny_model()(token_ids).logits
-    rounded = tiny_model().to(torch.bfloat16)(token_ids).logits
+@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
+def test_bfloat16_stays_near_float32(tiny_model, token_ids, values):
+    exact = tiny_model(memory_values=values)(token_ids).logits
+    rounded = tiny_model(memory_values=values).to(torch.bfloat16)(token_ids).logits
     assert rounded.dtype == torch.bfloat16
     assert (rounded.float() - exact).norm() / exact.norm() < 0.03

@@ -19,8 +19,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SHAPES = [(2, 3, 4, 1, 8), (2, 40, 5, 3, 33), (1, 1, 1, 2, 16), (3, 7, 50, 9, 20)]
 
 
-def _losses(dtype, shape, fused, layers=3, dropped=()):
+def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
     """A loss through some layers of mixing, and the gradients of all that takes part.
+
+    With `values` each layer adds a row of one block as well.
 
     Not fused, it is computed in float64 from the same inputs.
     """
@@ -41,15 +43,18 @@ def _losses(dtype, shape, fused, layers=3, dropped=()):
     if fused:
         index = RowIndex.of(ids)
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, sinks = normed_rows(raw, gain, EPS, index, layers, dtype)
+        rows, sinks = normed_rows(raw, gain, EPS, index, layers, dtype, values)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
     for layer, router in enumerate(routers):
         if layer in dropped:
             continue
         logits = torch.tanh(h) @ router
+        if values:
+            where, sink = (index.index_BT, sinks.values[layer]) if fused else (ids, None)
+            h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, sink)
         if fused:
-            h = ops.memory_mix(h, logits, rows, index.index_BT, h / 2, sinks[layer])
+            h = ops.memory_mix(h, logits, rows, index.index_BT, h / 2, sinks.mix[layer])
         else:
             h = ops.memory_mix(h, logits, rows, ids, h / 2)
     (h * normal(B, T, D)).sum().backward()
@@ -68,14 +73,18 @@ def assert_near(found, expected, tolerance):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if INTERPRETED else list(TOLERANCES))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_output_and_gradients_are_those_of_autograd(shape, dtype):
-    assert_near(_losses(dtype, shape, fused=True), _losses(dtype, shape, fused=False), TOLERANCES[dtype])
+@pytest.mark.parametrize("values", [False, True], ids=["mixed", "in values too"])
+def test_output_and_gradients_are_those_of_autograd(shape, dtype, values):
+    found, expected = (_losses(dtype, shape, fused, values=values) for fused in (True, False))
+    assert_near(found, expected, TOLERANCES[dtype])
 
 
-def test_a_layer_without_its_memory_gives_nothing():
-    shape = SHAPES[1]
-    found = _losses(torch.float32, shape, fused=True, dropped=(1,))
-    assert_near(found, _losses(torch.float32, shape, fused=False, dropped=(1,)), 2e-6)
+@pytest.mark.parametrize("values", [False, True], ids=["mixed", "in values too"])
+def test_a_layer_without_its_memory_gives_nothing(values):
+    found, expected = (
+        _losses(torch.float32, SHAPES[1], fused, dropped=(1,), values=values) for fused in (True, False)
+    )
+    assert_near(found, expected, 2e-6)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="kernels compute in float32, too coarse for differences")
@@ -86,7 +95,7 @@ def test_gradients_are_finite_differences():
 
     def loss(raw, gain, logits, residual, update):
         rows, sinks = normed_rows(raw, gain, EPS, index, 1, torch.float64)
-        return ops.memory_mix(residual, logits, rows, index.index_BT, update, sinks[0])
+        return ops.memory_mix(residual, logits, rows, index.index_BT, update, sinks.mix[0])
 
     raw, gain = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
     logits = torch.randn(2, 3, 3, dtype=torch.float64)

@@ -75,14 +75,17 @@ def test_the_gradient_ratio_bound_is_its_formula_not_the_ratio_of_frequencies() 
     assert f"{spread_bound:.2e}" == "1.36e-03"
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "values"), [(True, False), (False, False), (True, True)], ids=["tied", "untied", "values"]
+)
 @pytest.mark.parametrize(
     "name", ["base-1b", "tide-8e-1b", "tide-24e-3b", "tide-2e-750m", "base-350m", "tide-4e-tiny"]
 )
-def test_counts_are_those_of_the_real_model(name: str, tied: bool) -> None:
+def test_counts_are_those_of_the_real_model(name: str, tied: bool, values: bool) -> None:
+    changes = {"tie_word_embeddings": tied, "memory_values": values}
     with torch.device("meta"):
-        model = TideForCausalLM(TideConfig.from_preset(name, tie_word_embeddings=tied))
-    found = {"backbone": 0, "routers": 0, "gains": 0, "tables": 0}
+        model = TideForCausalLM(TideConfig.from_preset(name, **changes))
+    found = {"backbone": 0, "routers": 0, "value_gates": 0, "gains": 0, "tables": 0}
     for parameter_name, parameter in model.named_parameters():
         if parameter_name == "model.memory.weight":
             part = "tables"
@@ -90,10 +93,12 @@ def test_counts_are_those_of_the_real_model(name: str, tied: bool) -> None:
             part = "gains"
         elif ".router." in parameter_name:
             part = "routers"
+        elif ".value_gate." in parameter_name:
+            part = "value_gates"
         else:
             part = "backbone"
         found[part] += parameter.numel()
 
-    counted = estimate.count_parameters(replace(presets.get(name).model, tie_word_embeddings=tied))
+    counted = estimate.count_parameters(replace(presets.get(name).model, **changes))
     assert counted == estimate.Parameters(**found)
     assert counted.total == model.num_parameters()

@@ -199,19 +199,14 @@ def test_memory_may_be_added_to_the_input_too():
     assert model.model.layers[0].input_router.weight.grad.any()
 
 
-def test_a_row_may_be_added_to_the_values_too():
-    model = made(builder(Variant, values_too=True))
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.v_proj.gate.weight.zero_()  # a gate of 1
-    used = [layer.self_attn.v_proj for layer in model.model.layers]
-    logits(model)
-    rows_UKD = model.model.memory(IDS).rows_UKD
-    assert all(torch.equal(each.row, rows_UKD[:, number]) for number, each in enumerate(used))
-    n_BTD = torch.randn(2, 9, 16)
-    plain_BTD = nn.functional.linear(n_BTD, used[0].weight)
-    added_BTD = rows_UKD[:, 0].view(2, 9, 2, 8).sum(2)  # a row is two rows of values
-    assert torch.allclose(used[0](n_BTD), plain_BTD + added_BTD, atol=1e-6)
+def test_values_hold_the_row_of_their_layer():
+    """A control of values alone is TIDE with rows in values, whose routers choose the null bank."""
+    control = made(builder(CONTROLS["value-tables"]))
+    tide = made(TideForCausalLM, memory_values=True)
+    tide.load_state_dict(control.state_dict(), strict=False)
+    for layer in tide.model.layers:
+        layer.inject = lambda h, update, *_: h + update
+    assert torch.allclose(logits(control), logits(tide), atol=1e-6)
 
 
 @pytest.mark.parametrize("change", ["view_rank", "gate_rank"])

@@ -29,7 +29,7 @@ def test_row_lazy_tables_are_timed_in_the_middle_of_a_run(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(benchmark, "RowLazyTables", Kept)
-    benchmark.measure("tide-2e-tiny", batch=1, sequence=16, steps=1, vocabulary=3000)
+    benchmark.measure("tide-2e-tiny:3000", batch=1, sequence=16, steps=1)
     (tables,) = made
     assert tables.history.steps == AGE + WARM_UP + 1
     behind_V = tables.history.steps - tables.table.last_V

@@ -23,7 +23,8 @@ def train(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Presets to time, or `PRESET:IDS` for a vocabulary of so many ids.",
+            help="Presets to time; `PRESET:IDS` has a vocabulary of so many ids, and `PRESET+values` rows in "
+            "attention's values too.",
             show_default="base-1b tide-8e-1b tide-24e-1b",
         ),
     ] = None,
@@ -43,9 +44,9 @@ def train(
     from tide_lm.train.benchmark import measure, shape_of
 
     try:
-        wanted = [_parse(model) for model in models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]]
-        for preset, ids in wanted:
-            shape_of(preset, ids)
+        wanted = models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]
+        for model in wanted:
+            shape_of(model)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if out is not None:
@@ -55,10 +56,10 @@ def train(
         with TemporaryFile(dir=out.parent):  # whether there can be one is better known before the timing
             pass
     found: list[dict[str, Any]] = []
-    for preset, ids in wanted:
-        for plain in (False, True) if peers and not ids else (False,):
-            with working(f"Timing {preset}{f', {ids:,} ids' if ids else ''}{', plain' if plain else ''}"):
-                found.append(measure(preset, batch, sequence, steps, ids, plain))
+    for model in wanted:
+        for plain in (False, True) if peers and ":" not in model else (False,):
+            with working(f"Timing {model}{', plain' if plain else ''}"):
+                found.append(measure(model, batch, sequence, steps, plain))
     result = {"runs": found, "provenance": runs.provenance()}
     if out is not None:
         runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
@@ -70,14 +71,6 @@ def train(
         timed = [run for run in found if "parts_ms" in run]
         parts = list(dict.fromkeys(part for run in timed for part in run["parts_ms"]))
         print_table("Parts of a step, ms", ["model", "ids", *parts], (_parts(run, parts) for run in timed))
-
-
-def _parse(model: str) -> tuple[str, int]:
-    """A preset, and the size of its vocabulary, or 0 for its own."""
-    preset, colon, ids = model.partition(":")
-    if colon and not (ids.isdecimal() and int(ids) >= 2):
-        raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
-    return preset, int(ids or 0)
 
 
 def _model(run: dict[str, Any]) -> tuple[str, str]:

@@ -18,6 +18,9 @@ def command(
     memory_blocks: Annotated[
         int | None, typer.Option("--memory-blocks", "-k", min=0, help="Blocks K instead of the model's.")
     ] = None,
+    memory_values: Annotated[
+        bool, typer.Option("--memory-values", help="With rows in attention's values, as in the best recipe.")
+    ] = False,
     sequence: Annotated[
         int | None, typer.Option("--sequence", min=1, help="Tokens of a training sequence.")
     ] = None,
@@ -30,6 +33,8 @@ def command(
         shape = ModelConfig.from_folder(Path(model)) if on_disk else presets.get(model).model
         if memory_blocks is not None:
             shape = replace(shape, num_memory_blocks=memory_blocks)
+        if memory_values:
+            shape = replace(shape, memory_values=True)
     except ValueError as error:
         hint = "" if on_disk else "; nor is there a folder or file of that name"
         raise typer.BadParameter(f"{error}{hint}") from None
@@ -71,7 +76,7 @@ def _print(result: dict[str, Any]) -> None:
     print_table(
         f"{result['model']}, K = {result['memory_blocks']}",
         ["part", "parameters"],
-        [(part, f"{count:,}") for part, count in counts.items()],
+        [(part.replace("_", " "), f"{count:,}") for part, count in counts.items()],
     )
     print_table(
         "Inference with the tables on SSD",

@@ -17,13 +17,11 @@ Sink = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Sinks:
-    """A sink for each layer; not a tuple, so that what walks through the tensors that a layer is given, as
-    FSDP does, leaves the sinks of other layers alone."""
+    """A sink for each layer's mix, and one for the row in its values; not a tuple, so that what walks through
+    the tensors that a layer is given, as FSDP does, leaves the sinks of other layers alone."""
 
-    of_layer: tuple[Sink, ...]
-
-    def __getitem__(self, layer: int) -> Sink:
-        return self.of_layer[layer]
+    mix: tuple[Sink, ...]
+    values: tuple[torch.Tensor, ...] = ()
 
 
 def memory_mix(
@@ -70,6 +68,17 @@ def memory_mix_reference(
     if update_BTD is not None:
         residual_BTD = residual_BTD + update_BTD
     return residual_BTD + mixed_BTD.to(residual_BTD.dtype)
+
+
+def memory_row(
+    like_BTD: torch.Tensor,
+    rows_UD: torch.Tensor,
+    index_BT: torch.Tensor | None,
+    sink_BTD: torch.Tensor | None,
+) -> torch.Tensor:
+    """The row of one block at each position; with a sink, which is zero, its gradient goes there."""
+    row_BTD = rows_UD.view_as(like_BTD) if index_BT is None else nn.functional.embedding(index_BT, rows_UD)
+    return row_BTD if sink_BTD is None else row_BTD + sink_BTD
 
 
 def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Rows of the memory for training: each token's once, their norm, and their gradient in one pass.
 
 Every layer mixes the same rows, so the gradient of a row is a sum over layers and over the positions of its
-token. Layers put what it is made of into sinks, and it is formed once, at the end: dM = sum alpha g.
+token. Layers put what it is made of into sinks, and it is formed once, at the end: dM = sum alpha g. A row in
+a layer's values is mixed with an alpha of 1, and all others with 0.
 
 Shapes: B batch, T tokens, N = B * T positions, U rows, K blocks, D hidden, P pieces.
 """
@@ -53,12 +54,23 @@ class RowIndex(NamedTuple):
 
 
 def normed_rows(
-    raw_UKD: torch.Tensor, gain_KD: torch.Tensor, eps: float, index: RowIndex, layers: int, dtype: torch.dtype
+    raw_UKD: torch.Tensor,
+    gain_KD: torch.Tensor,
+    eps: float,
+    index: RowIndex,
+    layers: int,
+    dtype: torch.dtype,
+    values: bool = False,
 ) -> tuple[torch.Tensor, Sinks]:
-    """RMSNorm of the rows, in `dtype`, and a sink for each layer, through which their gradient comes."""
-    rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, dtype)
+    """RMSNorm of the rows, in `dtype`, and sinks for each layer, through which their gradient comes.
+
+    With `values` layers have a sink for the row of block l mod K too, to which it is added.
+    """
+    value_blocks = [layer % len(gain_KD) for layer in range(layers)] if values else []
+    rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, value_blocks, dtype)
+    gradients, alphas, of_values = sinks[:layers], sinks[layers : 2 * layers], sinks[2 * layers :]
     orders = [index.order_N] * layers
-    return rows_UKD, Sinks(tuple(zip(sinks[:layers], sinks[layers:], orders, strict=True)))
+    return rows_UKD, Sinks(tuple(zip(gradients, alphas, orders, strict=True)), tuple(of_values))
 
 
 class _NormedRows(torch.autograd.Function):
@@ -70,6 +82,7 @@ class _NormedRows(torch.autograd.Function):
         eps: float,
         index: RowIndex,
         layers: int,
+        value_blocks: list[int],
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, ...]:
         if use_triton(raw_UKD):
@@ -79,22 +92,29 @@ class _NormedRows(torch.autograd.Function):
         else:
             rows_UKD = (gain_KD * raw_UKD * _inverse_rms(raw_UKD, eps)).to(dtype)
         ctx.save_for_backward(raw_UKD, gain_KD)
-        ctx.eps, ctx.index, ctx.layers = eps, index, layers
+        ctx.eps, ctx.index, ctx.layers, ctx.value_blocks = eps, index, layers, value_blocks
         ctx.mark_non_differentiable(rows_UKD)
         ctx.set_materialize_grads(False)
         K, D = gain_KD.shape
-        # One number each: a sink holds nothing, it is there to be given a gradient, which comes in its type.
+        # One zero each: a sink holds nothing, it is there to be given a gradient, which comes in its type.
         B, T = index.index_BT.shape
-        gradients = (raw_UKD.new_empty(1, dtype=dtype).expand(B, T, D) for _ in range(layers))
-        alphas = (raw_UKD.new_empty(1).expand(B, T, K) for _ in range(layers))
-        return rows_UKD, *gradients, *alphas
+        gradients = [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in range(layers)]
+        alphas = [raw_UKD.new_zeros(1).expand(B, T, K) for _ in range(layers)]
+        of_values = [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in value_blocks]
+        return rows_UKD, *gradients, *alphas, *of_values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: None, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         raw_UKD, gain_KD = ctx.saved_tensors
-        d_out_LBTD = [gradient for gradient in given[: ctx.layers] if gradient is not None]
-        alpha_LBTK = [alpha for alpha in given[ctx.layers :] if alpha is not None]  # layers may be dropped
+        L = ctx.layers
+        mixes, alphas, values = given[:L], given[L : 2 * L], given[2 * L :]
+        d_out_LBTD = [gradient for gradient in (*mixes, *values) if gradient is not None]  # or it was dropped
+        alpha_LBTK = [alpha for alpha in alphas if alpha is not None]
+        alone_KK = torch.eye(len(gain_KD), dtype=gain_KD.dtype, device=gain_KD.device)
+        for block, gradient in zip(ctx.value_blocks, values, strict=True):
+            if gradient is not None:
+                alpha_LBTK.append(alone_KK[block].expand(*gradient.shape[:2], -1))
         if use_triton(raw_UKD):
             from tide_lm.ops.memory_mix_triton import rows_backward
 
@@ -103,7 +123,7 @@ class _NormedRows(torch.autograd.Function):
             d_raw_UKD, d_gain_KD = rows_backward_reference(
                 raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK
             )
-        return d_raw_UKD, d_gain_KD, None, None, None, None
+        return d_raw_UKD, d_gain_KD, None, None, None, None, None
 
 
 def rows_backward_reference(

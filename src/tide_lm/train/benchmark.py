@@ -53,20 +53,25 @@ class Clock:
         return found
 
 
-def shape_of(preset: str, vocabulary: int = 0) -> ModelConfig:
-    """A preset's shape, with another size of vocabulary if one is given."""
-    shape = presets.get(preset).model
-    return replace(shape, vocab_size=vocabulary or shape.vocab_size)
+def shape_of(model: str) -> ModelConfig:
+    """Of `PRESET`, `PRESET+values` with rows in attention's values too, or either before `:IDS`, which sets
+    the size of the vocabulary."""
+    name, colon, ids = model.partition(":")
+    if colon and not (ids.isdecimal() and int(ids) >= 2):
+        raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
+    shape = presets.get(name.removesuffix("+values")).model
+    values = name.endswith("+values")
+    if values and not shape.num_memory_blocks:
+        raise ValueError(f"{model!r} has no memory to put into values: leave +values out")
+    return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=values)
 
 
-def measure(
-    preset: str, batch: int, sequence: int, steps: int, vocabulary: int = 0, plain: bool = False
-) -> dict[str, Any]:
+def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = False) -> dict[str, Any]:
     """Speed, peak memory and the parts of a step, or that it ran out of memory; `plain` as one would write it
     first, without this package's ways to train: full logits, dense tables, the model compiled as a whole."""
-    shape = shape_of(preset, vocabulary)
+    shape = shape_of(model)
     result: dict[str, Any] = {
-        "preset": preset,
+        "preset": model.partition(":")[0],
         "k": shape.num_memory_blocks,
         "vocab": shape.vocab_size,
         "plain": plain,
