@@ -5,19 +5,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
+from studies import figures
 from studies.claims import CLAIMS, verdicts
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report.catalogue import FIGURES
-from tide_lm.report.drawing import write
+from tide_lm.report.drawing import write, write_panels
 from tide_lm.report.results import open_runs
+from tide_lm.run_config import RECIPES
 
 CONTROLS = {
     "input-only": "the same tables, normalised and added once, at the input, 1 / (K + 1) of each",
     "wide-input": "one wide input embedding, projected",
     "layer-tables": "a table for each layer, gated, as in Gemma 3n",
     "layer-router": "a table for each layer, against a null bank, as in MoLE",
-    "value-tables": "tables added to attention's values, as in nanochat",
+    "value-tables": "a table for each layer, in the values of its attention, as in nanochat",
+    "input-and-values": "both `input-only` and `value-tables`: the best recipe without routers",
 }
 OF_BLOCKS = {"loss-by-blocks"}  # a figure of all K
 
@@ -44,6 +47,8 @@ def _page(study: Study, docs: Path) -> Iterable[str]:
         "[results/study](../results/study), and `python -m studies run` those."
     )
     yield from _answer(study)
+    yield _recipes()
+    yield from _own_figures(study, docs)
     yield "## The paper's claims"
     yield _table(
         ["claim", "paper", "ours, its recipe", "ours, best recipe", "verdict"],
@@ -94,13 +99,40 @@ def _answer(study: Study) -> Iterable[str]:
     )
 
 
-def _losses(study: Study) -> str:
-    base = study.of("base", "paper")
+def _recipes() -> str:
+    """What the recipes set, as a run's settings have it."""
+    said = {
+        name: ", ".join(
+            f"`{section}.{key}` {value}"
+            for section, values in sections.items()
+            for key, value in values.items()
+        )
+        for name, sections in RECIPES.items()
+    }
+    return f"The paper's recipe is {said['paper']}; the best is {said['best']}."
+
+
+def _compared(study: Study) -> list[list[Kept]]:
+    """The base, TIDE-8E and the controls, the best first."""
     wanted = {("tide", "paper"), ("tide", "best")}
     kinds = [kind for kind in study.kinds(8) if kind in wanted or kind[0] in CONTROLS]
-    found = [base, *(study.of(*kind, k=8) for kind in kinds)]
-    found.sort(key=lambda runs: mean(run.record["val_loss"] for run in runs))
-    rows = [[*_named(runs[0]), *_numbers(runs, study)] for runs in found]
+    found = [study.of("base", "paper"), *(study.of(*kind, k=8) for kind in kinds)]
+    return sorted(found, key=lambda runs: mean(run.record["val_loss"] for run in runs))
+
+
+def _own_figures(study: Study, docs: Path) -> Iterable[str]:
+    kinds = (("base", "paper", 0), ("input-only", "best", 8), ("tide", "paper", 8), ("tide", "best", 8))
+    curves = [runs for model, recipe, k in kinds if (runs := study.of(model, recipe, k=k))]
+    for name, panel in {
+        "gains": figures.gains(study, _compared(study)),
+        "loss-by-tokens": figures.loss_by_tokens(curves),
+    }.items():
+        write_panels([panel], name, docs / "study", ["svg"])
+        yield f"![{panel.alt}](study/{name}.svg)"
+
+
+def _losses(study: Study) -> str:
+    rows = [[*_named(runs[0]), *_numbers(runs, study)] for runs in _compared(study)]
     how = "\n".join(f"- `{model}`: {what}." for model, what in CONTROLS.items())
     return _table(["model", "recipe", "parameters", *_COLUMNS], rows) + f"\n\nControls:\n\n{how}"
 
@@ -126,7 +158,10 @@ def _search(study: Study) -> str:
     tried = [run for run in study.runs if run.record["recipe"] not in ("paper", "best")]
     tried.sort(key=lambda run: run.record["val_loss"])
     rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
-    return _table(["model", "tried", "loss", *_ENDS], rows) + "\n\nOne seed each, against `centre`."
+    return (
+        _table(["model", "tried", "loss", *_ENDS], rows)
+        + "\n\nOne seed each; each is `centre` with one thing changed."
+    )
 
 
 def _rows(study: Study) -> Iterable[str]:

@@ -1,6 +1,7 @@
 """The study's page from runs that are made up: what is counted, and how it is judged."""
 
 import json
+import re
 
 import pytest
 
@@ -127,13 +128,15 @@ def test_rare_against_common(gain, verdict, tmp_path):
 
 def test_the_null_bank_and_the_layers(tmp_path):
     null = [0.5 + number / 20 for number in range(10)]
-    routing = {"by_layer": [[[1 - weight, 0.0, weight] for weight in null] + [[0.5, 0, 0.5]]]}
+    layers = (null[::-1], null)
+    routing = {"by_layer": [[[1 - w, 0.0, w] for w in layer] + [[0.5, 0, 0.5]] for layer in layers]}
     drop = {"texts": {"one": {"change": [9.0, 0.1, 0.01, 0.01, 0.1, 0.1]}}}
     distances = {"distance": [[0, 0.9, 0.8], [0.9, 0, 0.2], [0.8, 0.2, 0]]}
     more = {"routing": routing, "layer-drop": drop, "distances": distances}
     keep(tmp_path, "tide", "paper", 8, 4.5, **more)
     study = Study(tmp_path)
     assert found(study, "null bank").verdict == "confirmed"
+    assert "(rank correlation 1.00; above 0 in 1 of 2 layers)" in found(study, "null bank").with_paper
     assert found(study, "specialise").verdict == "not confirmed"
     assert found(study, "indispensable").verdict == "confirmed"
     assert found(study, "far from E").with_paper == "0.80 to 0.90 from E, 0.20 to 0.20 among each other"
@@ -164,6 +167,9 @@ def test_the_page_has_every_claim_and_the_summary_every_run_but_the_search(tmp_p
     keep(kept, "tide", "gain 0.3", 8, 4.7)
     page = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text()
     assert all(claim.text in page for claim in CLAIMS)
+    for name, alt in (("gains", "TIDE-8E, paper 0.400"), ("loss-by-tokens", "base 5.100")):
+        assert re.search(rf"!\[[^\]]*{alt}[^\]]*\]\(study/{name}.svg\)", page)
+        assert "</svg>" in (tmp_path / "docs" / "study" / f"{name}.svg").read_text()
     assert (
         "| TIDE-8E | paper | 10 | 3 | 4.700 ± 0.100 | 10.000 ± 0.000 | 3.000 ± 0.000 | 0.400 ± 0.000 |"
         in page

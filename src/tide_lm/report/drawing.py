@@ -62,12 +62,17 @@ _STYLE: dict[Any, Any] = {
 def write(figure: Figure, runs: Runs, folder: Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
     """NAME.svg and NAME.png of a figure, all its panels on one sheet."""
     figure.demand(runs)
-    panels = figure.panels(runs)
+    with figure.naming(runs):
+        return write_panels(figure.panels(runs), figure.name, folder, kinds)
+
+
+def write_panels(panels: Sequence[Panel], name: str, folder: Path, kinds: Sequence[str]) -> list[Path]:
+    """NAME.KIND with these panels on one sheet."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for kind in kinds:
-        path = folder / f"{figure.name}.{kind}"
-        with figure.naming(runs), _styled(figure.name):
+        path = folder / f"{name}.{kind}"
+        with _styled(name):
             content = BytesIO()
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             _sheet(panels).savefig(content, format=kind, dpi=160, metadata=metadata)

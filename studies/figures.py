@@ -1,0 +1,65 @@
+"""The study's own figures: how much models gain, and their loss against tokens, with the spread of seeds."""
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from studies.results import Kept, Spread, Study
+from tide_lm.report.drawing import MARKERS, PALETTE, legend, token_axis
+from tide_lm.report.figure import Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def name_of(run: Kept) -> str:
+    """The model and its recipe."""
+    record = run.record
+    model = f"TIDE-{record['k']}E" if record["model"] == "tide" else record["model"]
+    return model if record["model"] == "base" else f"{model}, {record['recipe']}"
+
+
+def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
+    """A bar for each kind, a dot for each seed."""
+    found = {}
+    for runs in kinds:
+        record = runs[0].record
+        of_seeds = study.gains(record["model"], record["recipe"], record["size"], record["k"])
+        if of_seeds and record["model"] != "base":
+            found[name_of(runs[0])] = list(of_seeds.values())
+
+    def draw(axes: "Axes") -> None:
+        places = range(len(found), 0, -1)
+        spreads = [Spread.of(values) for values in found.values()]
+        errors = [spread.deviation or float("nan") for spread in spreads]
+        axes.barh(places, [s.mean for s in spreads], 0.6, xerr=errors, color=PALETTE[0], capsize=3)
+        for place, values in zip(places, found.values(), strict=True):
+            axes.plot(values, [place] * len(values), "o", color=PALETTE[1], markersize=3.5)
+        axes.set_yticks(list(places), list(found))
+        axes.set_xlabel("nats less than its base")
+
+    said = ", ".join(f"{name} {mean(values):.3f}" for name, values in found.items())
+    title = "Gain over the base, by seed"
+    return Panel(title, f"Nats less than the base: {said}.", draw, height=1 + 0.3 * len(found))
+
+
+def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
+    """A line for each kind, and a band one deviation wide."""
+
+    def draw(axes: "Axes") -> None:
+        for number, runs in enumerate(kinds):
+            curves = [run.curve for run in runs]
+            tokens = [at for at, _ in curves[0]]
+            spreads = [Spread.of([loss for _, loss in points]) for points in zip(*curves, strict=True)]
+            low, high = ([s.mean + side * (s.deviation or 0) for s in spreads] for side in (-1, 1))
+            colour, marker = PALETTE[number], MARKERS[number]
+            axes.plot(tokens, [s.mean for s in spreads], color=colour, marker=marker, label=name_of(runs[0]))
+            axes.fill_between(tokens, low, high, color=colour, alpha=0.25, linewidth=0)
+        last = [run.curve[-1][1] for runs in kinds for run in runs]
+        axes.set_ylim(min(last) - 0.1, min(max(last) + 1.2, axes.get_ylim()[1]))
+        axes.set_ylabel("validation loss, nats")
+        token_axis(axes)
+        legend(axes)
+
+    ends = ", ".join(f"{name_of(runs[0])} {mean(run.curve[-1][1] for run in runs):.3f}" for runs in kinds)
+    return Panel("Loss against tokens", f"Losses at the end: {ends}.", draw)
