@@ -138,6 +138,8 @@ def _null_bank(study: Study, recipe: str) -> Finding | None:
     if (found := _looked(study, recipe, "routing")) is None:
         return None
     by_layer = [[row[-1] for row in layer[:10] if row is not None] for layer in found["by_layer"]]
+    if len(by_layer[-1]) < 2:
+        return None
     null, rising = by_layer[-1], [_rank_correlation(weights) for weights in by_layer]
     said = (
         f"{null[0]:.2f} on the rarest, {null[-1]:.2f} on the commonest decile (rank correlation "
@@ -147,10 +149,12 @@ def _null_bank(study: Study, recipe: str) -> Finding | None:
 
 
 def _rank_correlation(values: Sequence[float]) -> float:
-    """Of values with their places."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [float(order.index(place)) for place in range(len(values))]
-    return correlation(ranks, [float(place) for place in range(len(values))])
+    """Of values with their places; 0 where all are equal."""
+    if len(set(values)) == 1:
+        return 0.0
+    ordered = sorted(values)
+    ranks = [ordered.index(value) + ordered.count(value) / 2 for value in values]
+    return correlation(ranks, range(len(values)))
 
 
 def _specialised(study: Study, recipe: str) -> Finding | None:

@@ -56,7 +56,8 @@ class InputOnlyModel(TideModel):
             inputs_embeds = self.embed_tokens(input_ids)
         added = self.weight * memory.rows_UKD.sum(1).view_as(inputs_embeds)
         if issubclass(self.layer_class, TideDecoderLayer):
-            kwargs |= {"memory": memory, "drop_memory_layers": ()}
+            dropped = self._checked_layers(kwargs.get("drop_memory_layers"))
+            kwargs |= {"memory": memory, "drop_memory_layers": dropped}
         return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added.to(inputs_embeds.dtype), **kwargs)
 
 
@@ -183,7 +184,7 @@ class ValueTablesLayer(_OwnTable):
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         del self.router, self.router_weights
-        self.self_attn = MemoryAttention(config, layer_idx)
+        self.self_attn, self.memory_values = MemoryAttention(config, layer_idx), True
 
     def block(
         self,
@@ -191,12 +192,13 @@ class ValueTablesLayer(_OwnTable):
         rows_UKD: torch.Tensor,
         index_BT: torch.Tensor | None,
         *_: Any,
-        value_rows_UD: torch.Tensor,
-        value_sink_BTD: torch.Tensor | None,
+        value_rows_UD: torch.Tensor | None = None,
+        value_sink_BTD: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        row_BTD = ops.memory_row(hidden_states, value_rows_UD, index_BT, value_sink_BTD)
-        return LlamaDecoderLayer.forward(self, hidden_states, row_BTD=row_BTD, **kwargs)
+        if value_rows_UD is not None:  # not dropped
+            kwargs["row_BTD"] = ops.memory_row(hidden_states, value_rows_UD, index_BT, value_sink_BTD)
+        return LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
 
 
 class ValueTablesModel(_OwnTables):

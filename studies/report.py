@@ -103,7 +103,7 @@ def _recipes() -> str:
     """What the recipes set, as a run's settings have it."""
     said = {
         name: ", ".join(
-            f"`{section}.{key}` {value}"
+            f"`{section}.{key}` {json.dumps(value)}"
             for section, values in sections.items()
             for key, value in values.items()
         )
@@ -160,7 +160,7 @@ def _search(study: Study) -> str:
     rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
     return (
         _table(["model", "tried", "loss", *_ENDS], rows)
-        + "\n\nOne seed each; each is `centre` with one thing changed."
+        + "\n\nOne seed each; studies/plan.py says what each changes."
     )
 
 

@@ -168,8 +168,8 @@ class TideDecoderLayer(LlamaDecoderLayer):
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.layer_idx = layer_idx
-        if config.memory_values:
+        self.layer_idx, self.memory_values = layer_idx, config.memory_values
+        if self.memory_values:
             self.self_attn = MemoryAttention(config, layer_idx)
         self.router = MemoryRouter(config)
         self.router_weights = RouterWeights()
@@ -185,7 +185,7 @@ class TideDecoderLayer(LlamaDecoderLayer):
         rows_UKD, index_BT, sinks = memory
         sink = None if sinks is None else sinks.mix[self.layer_idx]
         drop = self.layer_idx in drop_memory_layers
-        if isinstance(self.self_attn, MemoryAttention) and not drop:
+        if self.memory_values and not drop:
             kwargs["value_rows_UD"] = rows_UKD[:, self.layer_idx % rows_UKD.shape[1]]
             kwargs["value_sink_BTD"] = None if sinks is None else sinks.values[self.layer_idx]
         return self.block(hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs)
@@ -254,6 +254,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
+        if config.memory_values:  # rows and their gates are for all heads, so heads are not split among GPUs
+            self._tp_plan = {name: how for name, how in self.tp_plan.items() if "self_attn" not in name}
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, MemoryNorm):
@@ -276,7 +278,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         output_router_weights: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """As in Llama; `memory` is a lookup made outside, `drop_memory_layers` get no injection."""
+        """As in Llama; `memory` is a lookup made outside, `drop_memory_layers` get none of it."""
         if input_ids is not None:
             _check_token_ids(input_ids, self.config.vocab_size)
         if output_router_weights is None:
@@ -286,6 +288,10 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         if self.memory is not None:
             kwargs["memory"] = self._memory_for(input_ids, memory)
             kwargs["drop_memory_layers"] = dropped
+            given = inputs_embeds if input_ids is None else input_ids
+            if memory is not None and given is not None and not torch.compiler.is_compiling():
+                rows_UKD, index_BT, _ = kwargs["memory"]
+                ops.check_rows(rows_UKD, index_BT, given.shape[:2], self.memory.norm.weight.shape)
         elif memory is not None:
             raise ValueError("memory= was passed to a base model (num_memory_blocks=0): leave it out")
         return super().forward(

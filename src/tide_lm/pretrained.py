@@ -85,7 +85,7 @@ class TideConfig(LlamaConfig):
                 "the residual stream with no projection, so they must be equal; leave memory_dim out"
             )
         values = self.num_key_value_heads * self.head_dim
-        if self.num_memory_blocks and self.memory_values and self.hidden_size % values:
+        if self.num_memory_blocks and self.memory_values and (values < 1 or self.hidden_size % values):
             raise ValueError(
                 f"hidden_size is {self.hidden_size}, and {self.num_key_value_heads} key-value heads of "
                 f"{self.head_dim} are {values}, which does not divide it: rows do not fit into values; set "
@@ -161,7 +161,15 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         model, info = super().from_pretrained(
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
-        if missing := sorted(key for key in info["missing_keys"] if _OF_MEMORY.search(key)):
+        missing = sorted(key for key in info["missing_keys"] if _OF_MEMORY.search(key))
+        beyond = sorted(key for key in info["unexpected_keys"] if ".value_gate." in key)
+        gates = missing if all(".value_gate." in key for key in missing) else []
+        if model.config.num_memory_blocks and (gates or beyond):
+            raise ValueError(
+                f"{model.name_or_path!r} {'lacks' if gates else 'holds'} {(gates or beyond)[0]}, and "
+                f"memory_values is {model.config.memory_values}: leave memory_values as it was saved"
+            )
+        if missing:
             raise ValueError(
                 f"{model.name_or_path!r} lacks {len(missing)} tensors of the memory, {missing[0]} among "
                 f"them, that num_memory_blocks={model.config.num_memory_blocks} calls for: if it is a Llama, "

@@ -42,8 +42,10 @@ def _mixed(dtype, fused, B=3, T=100, V=40, K=8, D=320, layers=4):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-def test_mixing_and_its_gradients(dtype):
-    for found, exact in zip(_mixed(dtype, fused=True), _mixed(dtype, fused=False), strict=True):
+@pytest.mark.parametrize("layers", [4, 24])
+def test_mixing_and_its_gradients(dtype, layers):
+    pairs = zip(_mixed(dtype, True, layers=layers), _mixed(dtype, False, layers=layers), strict=True)
+    for found, exact in pairs:
         assert (found.double() - exact).abs().max() <= TOLERANCES[dtype] * exact.abs().max()
 
 

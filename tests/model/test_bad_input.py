@@ -50,15 +50,17 @@ def test_embeddings_alone_are_refused_and_with_a_memory_accepted(tiny_model, tok
     [
         ((18, 2, 32), None, r"rows of shape \(18, 2, 32\): this model needs \(U, 3, 32\)"),
         ((18, 32), None, r"rows of shape \(18, 32\)"),
+        ((18, 0, 32), None, r"rows of shape \(18, 0, 32\)"),
         ((17, 3, 32), None, "17 rows for 2 x 9 tokens"),
         ((5, 3, 32), (2, 1), r"index of shape \(2, 1\) for 2 x 9 tokens"),
         ((5, 3, 32), (1, 9), r"index of shape \(1, 9\)"),
     ],
 )
-def test_a_memory_that_does_not_fit_is_refused(tiny_model, token_ids, rows, index, message):
+@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
+def test_a_memory_that_does_not_fit_is_refused(tiny_model, token_ids, rows, index, message, values):
     index_BT = None if index is None else torch.zeros(index, dtype=torch.long)
     with pytest.raises(ValueError, match=message):
-        tiny_model()(token_ids, memory=Memory(torch.zeros(rows), index_BT))
+        tiny_model(memory_values=values)(token_ids, memory=Memory(torch.zeros(rows), index_BT))
 
 
 def test_a_memory_is_refused_where_it_cannot_be_used(tiny_model, token_ids):
@@ -144,6 +146,8 @@ def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
 def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
     with pytest.raises(StrictDataclassError, match="hidden_size is 32, and 2 key-value heads of 12 are 24"):
         tiny_config(memory_values=True, head_dim=12)
+    with pytest.raises(StrictDataclassError, match="2 key-value heads of 0 are 0"):
+        tiny_config(memory_values=True, head_dim=0)
     tiny_config(memory_values=True, head_dim=12, num_memory_blocks=0)  # where there are no rows
 
 

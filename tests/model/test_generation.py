@@ -1,5 +1,9 @@
 """`generate` in all its forms gives what full recomputation gives."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -96,6 +100,28 @@ def test_a_chunked_prefill_equals_one_pass(model, token_ids):
     rest = model(token_ids[:, 4:], past_key_values=first.past_key_values, use_cache=True)
     chunked = torch.cat([first.logits, rest.logits], dim=1)
     assert torch.allclose(chunked, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
+def test_two_processes_split_a_model_with_tensor_parallelism(tiny_model, tmp_path, values):
+    tiny_model(vocab_size=54, memory_values=values).save_pretrained(tmp_path)
+    script = Path(__file__).parent / "tensor_parallel.py"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            script,
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal on rank") == 2
 
 
 def test_a_folder_is_a_text_generation_pipeline(tiny_model, tokenizer, tmp_path):

@@ -220,6 +220,17 @@ def test_missing_memory_is_an_error_that_names_the_tensor(tiny_model, tmp_path, 
         AutoModel.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_rows_in_values_cannot_be_switched_when_a_folder_is_opened(tiny_model, tmp_path, saved):
+    tiny_model(memory_values=saved).save_pretrained(tmp_path)
+    has = "holds" if saved else "lacks"
+    with pytest.raises(
+        ValueError, match=rf"{has} model\.layers\.0\.self_attn\.value_gate\.weight, and memory_v"
+    ):
+        TideForCausalLM.from_pretrained(tmp_path, memory_values=not saved)
+    TideForCausalLM.from_pretrained(tmp_path, num_memory_blocks=0)
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("model.memory.weight", (53, 2, 32)), ("model.layers.0.router.weight", (3, 32))],

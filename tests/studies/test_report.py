@@ -142,6 +142,13 @@ def test_the_null_bank_and_the_layers(tmp_path):
     assert found(study, "far from E").with_paper == "0.80 to 0.90 from E, 0.20 to 0.20 among each other"
 
 
+@pytest.mark.parametrize("null", [[0.7] * 10, [0.7]])
+def test_a_null_bank_that_is_the_same_everywhere_does_not_rise(null, tmp_path):
+    routing = {"by_layer": [[[1 - weight, weight] for weight in null]]}
+    keep(tmp_path, "tide", "paper", 8, 4.5, routing=routing)
+    assert found(Study(tmp_path), "null bank").verdict != "confirmed"
+
+
 def test_rows_are_shown_by_the_root_of_their_mean_square(tmp_path):
     kept = tmp_path / "results" / "runs"
     keep(kept, "base", "paper", 0, 5.0)

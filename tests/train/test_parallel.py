@@ -29,6 +29,7 @@ EXPORTED = "export/model.safetensors"
 def settings(prepared):
     return [
         "recipe=paper",  # whose rows move less, so that roundings grow less; and they decay
+        "model.memory_values=true",
         f"data.path={json.dumps(str(prepared))}",
         "data.sequence=32",
         "model.preset=tide-2e-tiny",

@@ -32,7 +32,8 @@ def command(
     try:
         shape = ModelConfig.from_folder(Path(model)) if on_disk else presets.get(model).model
         if memory_blocks is not None:
-            shape = replace(shape, num_memory_blocks=memory_blocks)
+            keep = shape.memory_values and memory_blocks > 0
+            shape = replace(shape, num_memory_blocks=memory_blocks, memory_values=keep)
         if memory_values:
             shape = replace(shape, memory_values=True)
     except ValueError as error:
@@ -51,6 +52,7 @@ def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[s
     return {
         "model": name,
         "memory_blocks": model.num_memory_blocks,
+        "memory_values": model.memory_values,
         "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
         "inference": [
             {
@@ -74,7 +76,7 @@ def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[s
 def _print(result: dict[str, Any]) -> None:
     counts, training = result["parameters"], result["training"]
     print_table(
-        f"{result['model']}, K = {result['memory_blocks']}",
+        f"{result['model']}, K = {result['memory_blocks']}{', rows in values' * result['memory_values']}",
         ["part", "parameters"],
         [(part.replace("_", " "), f"{count:,}") for part, count in counts.items()],
     )

@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank is last), D hidden.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,11 @@ def memory_mix(
     That takes an index and an update.
     """
     if not torch.compiler.is_compiling():  # a check of sizes would fix them in an exported graph
-        _check_shapes(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
+        *tokens, D = residual_BTD.shape
+        check_rows(rows_UKD, index_BT, tokens, (logits_BTS.shape[-1] - 1, D))
+        if update_BTD is not None and update_BTD.shape != residual_BTD.shape:
+            shapes = tuple(update_BTD.shape), tuple(residual_BTD.shape)
+            raise ValueError("the update has shape {}: it must be {}".format(*shapes))
     if sink is not None:
         assert index_BT is not None
         assert update_BTD is not None
@@ -169,19 +174,14 @@ def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 _memory_mix.register_autograd(_give, setup_context=_keep)
 
 
-def _check_shapes(
-    residual_BTD: torch.Tensor,
-    logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor | None,
-    update_BTD: torch.Tensor | None,
+def check_rows(
+    rows_UKD: torch.Tensor, index_BT: torch.Tensor | None, tokens: Sequence[int], row: Sequence[int]
 ) -> None:
-    (B, T, D), slots, held = residual_BTD.shape, logits_BTS.shape[-1], tuple(rows_UKD.shape)
-    if rows_UKD.ndim != 3 or held[1:] != (slots - 1, D):
-        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {slots - 1}, {D})")
+    """That there are rows of a shape, K x D, for B x T tokens."""
+    (B, T), (K, D), held = tokens, row, tuple(rows_UKD.shape)
+    if rows_UKD.ndim != 3 or held[1:] != (K, D):
+        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {K}, {D})")
     if index_BT is None and len(rows_UKD) != B * T:
         raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
     if index_BT is not None and index_BT.shape != (B, T):
         raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
-    if update_BTD is not None and update_BTD.shape != (B, T, D):
-        raise ValueError(f"the update has shape {tuple(update_BTD.shape)}: it must be ({B}, {T}, {D})")

@@ -90,7 +90,12 @@ def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int
         ids_BT = torch.zeros(windows, config.data.sequence, dtype=torch.long)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             objective(ids_BT, ids_BT)
-    return sum(sizes.values())
+    shape = config.model.shape()
+    held = (
+        shape.num_hidden_layers if shape.memory_values else 0
+    )  # rows that were views here, and are gathered
+    row = shape.hidden_size * getattr(torch, config.train.dtype).itemsize
+    return sum(sizes.values()) + held * ids_BT.numel() * row
 
 
 def _first_batch(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
