@@ -414,7 +414,9 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
     assert not (tmp_path / "run").exists()
 
 
-def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tmp_path):
+@pytest.mark.parametrize("values", ["false", "true"])
+def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tmp_path, values):
+    settings = [*settings, f"model.memory_values={values}"]
     config = RunConfig.load(None, settings)
     trainer = Trainer(config, tmp_path / "run", print)
     weights = {parameter.untyped_storage().data_ptr() for parameter in trainer.model.parameters()}
@@ -427,13 +429,14 @@ def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tm
         return tensor
 
     ids, targets = (part[:2] for part in trainer.loader.next_batch())
+    trainer.tables.begin(trainer.tables.prepare([ids]))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        trainer.objective(ids, targets)
+        trainer.objective(ids, targets, trainer.tables.lend(0))
     real = sum(size for size, _ in saved.values())
     manifest = trainer.inputs.manifest
-    assert activation_bytes(config, manifest, len(ids)) == pytest.approx(real, rel=0.05)
+    assert real <= activation_bytes(config, manifest, len(ids)) < 1.1 * real
     with_less = RunConfig.load(None, [*settings, "train.activation_checkpointing=true"])
-    assert activation_bytes(with_less, manifest, len(ids)) < 0.5 * real
+    assert activation_bytes(with_less, manifest, len(ids)) < 0.6 * real
 
 
 def test_a_bar_is_shown_on_a_terminal_only(settings, tmp_path):

@@ -90,12 +90,11 @@ def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int
         ids_BT = torch.zeros(windows, config.data.sequence, dtype=torch.long)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             objective(ids_BT, ids_BT)
-    shape = config.model.shape()
-    held = (
-        shape.num_hidden_layers if shape.memory_values else 0
-    )  # rows that were views here, and are gathered
+    shape, saved = config.model.shape(), sum(sizes.values())
+    if not shape.memory_values or config.train.activation_checkpointing:
+        return saved
     row = shape.hidden_size * getattr(torch, config.train.dtype).itemsize
-    return sum(sizes.values()) + held * ids_BT.numel() * row
+    return saved + shape.num_hidden_layers * ids_BT.numel() * row  # gathered in training, and here a view
 
 
 def _first_batch(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
