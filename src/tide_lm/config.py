@@ -44,10 +44,10 @@ class ModelConfig:
             )
 
         values = self.num_key_value_heads * self.head_dim
-        if self.memory_values and (not self.num_memory_blocks or self.hidden_size % values):
+        if self.num_memory_blocks and self.memory_values and self.hidden_size % values:
             raise ValueError(
-                f"memory_values needs blocks, of which there are {self.num_memory_blocks}, and a hidden_size "
-                f"that the values of all heads divide, {self.hidden_size} by {values}: leave it out"
+                f"hidden_size is {self.hidden_size}, which the values of all heads, {values}, do not divide: "
+                "set memory_values to false"
             )
 
     def _check_size(self, name: str, least: int) -> None:
@@ -103,7 +103,7 @@ class ModelConfig:
             num_key_value_heads=values.get("num_key_value_heads") or heads,
             head_dim=values.get("head_dim") or hidden // heads,
             num_memory_blocks=values["num_memory_blocks"] if values["model_type"] == "tide" else 0,
-            memory_values=bool(values.get("num_memory_blocks")) and values.get("memory_values", False),
+            memory_values=values.get("memory_values", False) if values["model_type"] == "tide" else False,
             max_position_embeddings=values.get("max_position_embeddings", 2048),
             rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
             rms_norm_eps=values.get("rms_norm_eps", 1e-6),

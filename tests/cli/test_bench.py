@@ -74,7 +74,7 @@ def test_a_vocabulary_that_is_no_number_is_named(ids):
 
 
 def test_a_base_has_nothing_to_put_into_values():
-    assert "memory_values needs blocks, of which there are 0" in refused("base-tiny+values")
+    assert "'base-tiny+values' has no rows for values" in refused("base-tiny+values")
 
 
 def test_a_vocabulary_that_no_model_can_have_is_named_before_anything_is_timed():

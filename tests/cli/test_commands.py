@@ -57,6 +57,12 @@ def test_estimate_gives_the_papers_sizes():
     assert "on each of 64" in tide_lm("estimate", "tide-8e-1b", "--gpus", "64").stdout
 
 
+def test_estimate_counts_the_gates_of_rows_in_values():
+    found = result_of("estimate", "tide-8e-1b", "--memory-values")
+    assert found["memory_values"]
+    assert found["parameters"]["value_gates"] == 24 * 32 * 2048
+
+
 def test_estimate_reads_a_model_folder(tiny_model, tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path)
@@ -107,6 +113,7 @@ def test_doctor_requires_what_the_package_requires():
         (["estimate", "--memory-block", "1"], "--memory-block"),
         (["train-fast"], "train-fast"),
         (["demo", "--steps", "0"], "greater than or equal to 10"),
+        (["estimate", "base-1b", "--memory-values"], "a base model has no rows for values"),
     ],
 )
 def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):

@@ -32,8 +32,9 @@ def command(
     try:
         shape = ModelConfig.from_folder(Path(model)) if on_disk else presets.get(model).model
         if memory_blocks is not None:
-            keep = shape.memory_values and memory_blocks > 0
-            shape = replace(shape, num_memory_blocks=memory_blocks, memory_values=keep)
+            shape = replace(shape, num_memory_blocks=memory_blocks)
+        if memory_values and not shape.num_memory_blocks:
+            raise typer.BadParameter("a base model has no rows for values: leave --memory-values out")
         if memory_values:
             shape = replace(shape, memory_values=True)
     except ValueError as error:

@@ -60,7 +60,10 @@ def shape_of(model: str) -> ModelConfig:
     if colon and not (ids.isdecimal() and int(ids) >= 2):
         raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
     shape = presets.get(name.removesuffix("+values")).model
-    return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=name.endswith("+values"))
+    values = name.endswith("+values")
+    if values and not shape.num_memory_blocks:
+        raise ValueError(f"{model!r} has no rows for values: leave +values out")
+    return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=values)
 
 
 def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = False) -> dict[str, Any]:
