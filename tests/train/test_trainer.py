@@ -414,11 +414,8 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("values", ["false", "true"])
-def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tmp_path, values):
-    settings = [*settings, f"model.memory_values={values}"]
-    config = RunConfig.load(None, settings)
-    trainer = Trainer(config, tmp_path / "run", print)
+def saved_by_autograd(trainer, ids, targets, lent=None):
+    """Bytes that a forward pass keeps, besides weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in trainer.model.parameters()}
     saved = {}
 
@@ -428,15 +425,34 @@ def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tm
             saved[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept, so that no address comes twice
         return tensor
 
-    ids, targets = (part[:2] for part in trainer.loader.next_batch())
-    trainer.tables.begin(trainer.tables.prepare([ids]))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        trainer.objective(ids, targets, trainer.tables.lend(0))
-    real = sum(size for size, _ in saved.values())
+        trainer.objective(ids, targets, lent)
+    return sum(size for size, _ in saved.values())
+
+
+def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tmp_path):
+    settings = [*settings, "model.memory_values=false"]
+    config = RunConfig.load(None, settings)
+    trainer = Trainer(config, tmp_path / "run", print)
+    ids, targets = (part[:2] for part in trainer.loader.next_batch())
+    real = saved_by_autograd(trainer, ids, targets)
     manifest = trainer.inputs.manifest
-    assert real <= activation_bytes(config, manifest, len(ids)) < 1.1 * real
+    assert activation_bytes(config, manifest, len(ids)) == pytest.approx(real, rel=0.05)
     with_less = RunConfig.load(None, [*settings, "train.activation_checkpointing=true"])
-    assert activation_bytes(with_less, manifest, len(ids)) < 0.6 * real
+    assert activation_bytes(with_less, manifest, len(ids)) < 0.5 * real
+
+
+def test_rows_that_are_gathered_into_values_count_as_activations(settings, tmp_path):
+    real, counted = [], []
+    for values in ("false", "true"):
+        config = RunConfig.load(None, [*settings, f"model.memory_values={values}"])
+        trainer = Trainer(config, tmp_path / values, print)
+        ids, targets = (part[:2] for part in trainer.loader.next_batch())
+        trainer.tables.begin(trainer.tables.prepare([ids]))
+        real.append(saved_by_autograd(trainer, ids, targets, trainer.tables.lend(0)))
+        counted.append(activation_bytes(config, trainer.inputs.manifest, len(ids)))
+    assert counted[1] - counted[0] == pytest.approx(real[1] - real[0], rel=0.05)
+    assert real[1] > real[0]
 
 
 def test_a_bar_is_shown_on_a_terminal_only(settings, tmp_path):
