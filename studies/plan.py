@@ -129,7 +129,6 @@ def search() -> list[Run]:
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),
         _tried("input too", _DENSE, {"input_too": True}),
-        _tried("values too", {VALUES: _toml(True)}),
         _tried("view of rank 32", changes={"view_rank": 32}),
         _tried("gate of rank 32", changes={"gate_rank": 32}),
     ]
