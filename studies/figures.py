@@ -16,7 +16,7 @@ def name_of(run: Kept) -> str:
     """The model and its recipe."""
     record = run.record
     model = f"TIDE-{record['k']}E" if record["model"] == "tide" else record["model"]
-    return model if record["model"] == "base" else f"{model}, {record['recipe']}"
+    return model if record["model"] == "base" else f"{model} ({record['recipe']})"
 
 
 def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:

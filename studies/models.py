@@ -120,6 +120,10 @@ class LayerTablesConfig(TideConfig):
     model_type = "tide-layer-tables"
 
 
+class LayerTablesNorm(LlamaRMSNorm):
+    """Of what is added, so that it begins with the memory's gain."""
+
+
 class LayerTablesLayer(_OwnTable):
     """`h + RMSNorm(W_out (gelu(W_gate h) * e_l))`, as per-layer embeddings join the stream in Gemma 3n."""
 
@@ -128,7 +132,7 @@ class LayerTablesLayer(_OwnTable):
         del self.router, self.router_weights
         D = config.hidden_size
         self.table_gate, self.table_out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
-        self.table_norm = LlamaRMSNorm(D, eps=config.rms_norm_eps)
+        self.table_norm = LayerTablesNorm(D, eps=config.rms_norm_eps)
 
     def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
         h = LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
@@ -138,6 +142,11 @@ class LayerTablesLayer(_OwnTable):
 
 class LayerTablesModel(_OwnTables):
     layer_class = LayerTablesLayer
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, LayerTablesNorm):
+            init.constant_(module.weight, self.config.memory_gain_init)
 
 
 class LayerTables(TideForCausalLM):

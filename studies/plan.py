@@ -125,6 +125,8 @@ def search() -> list[Run]:
         _tried("rows start at 0.002", changes={"table_std": 0.002}),
         _tried("rows start at 0.1", changes={"table_std": 0.1}),
         _tried("gain 0.3", {GAIN: 0.3}, model="input-only"),
+        _tried("gain 0.3", {GAIN: 0.3}, model="value-tables"),
+        _tried("gain 0.3", {GAIN: 0.3}, model="input-and-values"),
         _tried("rows shared by half of the layers", changes={"layer_groups": 2}),
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -9,9 +10,11 @@ from studies import figures
 from studies.claims import CLAIMS, verdicts
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
+from tide_lm.report import paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import write, write_panels
-from tide_lm.report.results import open_runs
+from tide_lm.report.figure import Figure, Panel
+from tide_lm.report.results import Run, open_runs
 from tide_lm.run_config import RECIPES
 
 CONTROLS = {
@@ -22,7 +25,8 @@ CONTROLS = {
     "value-tables": "a table for each layer, in the values of its attention, as in nanochat",
     "input-and-values": "both `input-only` and `value-tables`: the best recipe without routers",
 }
-OF_BLOCKS = {"loss-by-blocks"}  # a figure of all K
+OF_BLOCKS = {"loss-by-blocks", "training-loss"}  # figures of all K
+CHANCE = {"boolq": 0.5, "piqa": 0.5, "lambada_openai": 0.0}  # others choose one of four
 
 
 def write_report(kept: Path, results: Path, docs: Path) -> Path:
@@ -31,14 +35,24 @@ def write_report(kept: Path, results: Path, docs: Path) -> Path:
     if not study.first("base", "paper"):
         raise ValueError(f"{kept} holds no run of the base, which all is compared with: run the study first")
     results.mkdir(parents=True, exist_ok=True)
-    summary = {"runs": study.summary()}
-    files.write_atomically(results / "summary.json", json.dumps(summary, indent=2) + "\n")
-    page = docs / "STUDY.md"
-    files.write_atomically(page, "\n\n".join(_page(study, docs)) + "\n")
-    return page
+    files.write_atomically(results / "summary.json", summary(study))
+    for name, panel in _own_figures(study).items():
+        write_panels([panel], name, docs / "study", ["svg"])
+    for figure, runs in _paper_figures(study):
+        write(figure, runs, docs / "study", kinds=["svg"])
+    files.write_atomically(docs / "STUDY.md", page(study))
+    return docs / "STUDY.md"
 
 
-def _page(study: Study, docs: Path) -> Iterable[str]:
+def summary(study: Study) -> str:
+    return json.dumps({"runs": study.summary()}, indent=2) + "\n"
+
+
+def page(study: Study) -> str:
+    return "\n\n".join(_paragraphs(study)) + "\n"
+
+
+def _paragraphs(study: Study) -> Iterable[str]:
     tokens = study.first("base", "paper").record["tokens"]
     yield "# Does every layer need to know the token?"
     yield (
@@ -47,8 +61,6 @@ def _page(study: Study, docs: Path) -> Iterable[str]:
         "[results/study](../results/study), and `python -m studies run` those."
     )
     yield from _answer(study)
-    yield _recipes()
-    yield from _own_figures(study, docs)
     yield "## The paper's claims"
     yield _table(
         ["claim", "paper", "ours, its recipe", "ours, best recipe", "verdict"],
@@ -56,17 +68,26 @@ def _page(study: Study, docs: Path) -> Iterable[str]:
     )
     yield "A verdict is about the paper's recipe. What is a confirmation:"
     yield "\n".join(f"- {claim.text}: {claim.rule}." for claim in CLAIMS)
+    yield "What the paper claims of tables in fewer bits and of lower rank is not part of the study yet."
     yield "## As many parameters, used otherwise"
+    yield _recipes()
+    for name, panel in _own_figures(study).items():
+        yield f"![{panel.alt}](study/{name}.svg)"
     yield _losses(study)
     yield "## The number of blocks"
     yield _blocks(study)
-    yield "## A larger model"
-    yield _larger(study)
+    if larger := study.of_size("medium"):
+        yield "## A larger model"
+        yield _larger(larger, study)
+    yield from _texts(study)
+    yield from _zero_shot(study)
     yield "## The search for a recipe"
     yield _search(study)
     yield from _rows(study)
     yield "## The paper's figures"
-    yield from _figures(study, docs)
+    for figure, _ in _paper_figures(study):
+        yield f"### {figure.title}\n\n{figure.place} of the paper. {figure.says}"
+        yield f"![{figure.title}](study/{figure.name}.svg)"
 
 
 def _answer(study: Study) -> Iterable[str]:
@@ -120,15 +141,13 @@ def _compared(study: Study) -> list[list[Kept]]:
     return sorted(found, key=lambda runs: mean(run.record["val_loss"] for run in runs))
 
 
-def _own_figures(study: Study, docs: Path) -> Iterable[str]:
+def _own_figures(study: Study) -> dict[str, Panel]:
     kinds = (("base", "paper", 0), ("input-only", "best", 8), ("tide", "paper", 8), ("tide", "best", 8))
     curves = [runs for model, recipe, k in kinds if (runs := study.of(model, recipe, k=k))]
-    for name, panel in {
+    return {
         "gains": figures.gains(study, _compared(study)),
         "loss-by-tokens": figures.loss_by_tokens(curves),
-    }.items():
-        write_panels([panel], name, docs / "study", ["svg"])
-        yield f"![{panel.alt}](study/{name}.svg)"
+    }
 
 
 def _losses(study: Study) -> str:
@@ -147,11 +166,48 @@ def _blocks(study: Study) -> str:
     return _table(columns, rows) + "\n\nOne seed each."
 
 
-def _larger(study: Study) -> str:
-    found = [run for run in study.runs if run.record["size"] == "medium"]
-    found.sort(key=lambda run: -run.record["val_loss"])
+def _larger(found: Sequence[Kept], study: Study) -> str:
     rows = [[*_named(run), *_numbers([run], study)] for run in found]
     return _table(["model", "recipe", "parameters", *_COLUMNS], rows)
+
+
+def _texts(study: Study) -> Iterable[str]:
+    """Perplexity on texts of other kinds than what was trained on."""
+    kinds = _compared(study)
+    names = list(kinds[0][0].texts)
+    if not names:
+        return
+    rows = []
+    for runs in kinds:
+        spreads = [Spread.of([run.texts[name]["perplexity"] for run in runs]) for name in names]
+        rows.append([*_named(runs[0])[:2], str(len(runs)), *(f"{spread:.1f}" for spread in spreads)])
+    yield "## Other texts"
+    yield _table(["model", "recipe", "seeds", *names], rows)
+    apart = []
+    for name, text in study.first("base", "paper").texts.items():
+        tokens, loss = text["unbinned"]["tokens"], text["unbinned"]["loss"]
+        apart.append(f"{100 * tokens / text['tokens']:.0f} % and {loss:.1f} on {name}")
+    yield (
+        "Perplexity by token; nothing of it was trained on. Tokens without a letter or digit, and the base's "
+        f"loss on them: {', '.join(apart)}. WikiText puts spaces before punctuation, and the training text "
+        "does not."
+    )
+
+
+def _zero_shot(study: Study) -> Iterable[str]:
+    """Tasks on which some model is above chance."""
+    found = {figures.name_of(run): run.tasks for run in _looked(study) if run.tasks}
+    rows = []
+    for task, name in paper.TASKS.items():
+        scores = [tasks[task] for tasks in found.values() if task in tasks]
+        chance = CHANCE.get(task, 0.25)
+        if any(score["score"] > chance + 2 * score["stderr"] for score in scores):
+            shown = [f"{100 * score['score']:.1f} ± {100 * score['stderr']:.1f}" for score in scores]
+            rows.append([name, f"{100 * chance:.0f}", *shown])
+    if rows:
+        yield "## Zero-shot tasks"
+        yield _table(["task", "chance", *found], rows)
+        yield "In percent, with standard errors; one seed. On tasks that are not here, none is above chance."
 
 
 def _search(study: Study) -> str:
@@ -196,21 +252,21 @@ def _rows(study: Study) -> Iterable[str]:
     yield _table(["recipe", *(f"decile {number}" for number in range(10))], rows)
 
 
-def _figures(study: Study, docs: Path) -> Iterable[str]:
-    looked = [
-        run
-        for model, recipe, k in (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
-        for run in study.of(model, recipe, k=k)[:1]
-    ]
-    by_blocks = study.by_blocks("best").values()
+def _looked(study: Study) -> list[Kept]:
+    """The runs that were looked into."""
+    kinds = (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
+    return [run for model, recipe, k in kinds for run in study.of(model, recipe, k=k)[:1]]
+
+
+def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
+    """Those that the runs have something for."""
     for name, figure in FIGURES.items():
-        chosen = by_blocks if name in OF_BLOCKS else looked
-        kept = [run for run in open_runs([run.path for run in chosen]) if figure.missing(run) is None]
-        if figure.too_few(kept) is not None:
-            continue
-        write(figure, kept, docs / "study", kinds=["svg"])
-        yield f"### {figure.title}\n\n{figure.place} of the paper. {figure.says}"
-        yield f"![{figure.title}](study/{name}.svg)"
+        chosen = list(study.by_blocks("best").values()) if name in OF_BLOCKS else _looked(study)
+        opened = zip(open_runs([run.path for run in chosen]), chosen, strict=True)
+        named = [replace(run, name=figures.name_of(kept)) for run, kept in opened]
+        kept = [run for run in named if figure.missing(run) is None]
+        if figure.too_few(kept) is None:
+            yield figure, kept
 
 
 _ENDS = ("rarest decile", "commonest decile")

@@ -38,9 +38,13 @@ class Spread(NamedTuple):
     def of(cls, values: Sequence[float]) -> "Spread":
         return cls(mean(values), stdev(values) if len(values) > 1 else None)
 
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".3f"
+        more = "" if self.deviation is None else f" ± {self.deviation:{spec}}"
+        return f"{self.mean:{spec}}{more}"
+
     def __str__(self) -> str:
-        more = "" if self.deviation is None else f" ± {self.deviation:.3f}"
-        return f"{self.mean:.3f}{more}"
+        return f"{self}"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,19 @@ class Kept:
         lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         records = [json.loads(line) for line in lines]
         return [(r["tokens"], r["validation"]["loss"]) for r in records if "validation" in r]
+
+    @property
+    def texts(self) -> dict[str, dict[str, Any]]:
+        """Perplexities by text, where they were measured."""
+        return self._part("perplexity", "texts")
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Scores by task, where they were measured."""
+        return self._part("benchmarks", "tasks")
+
+    def _part(self, what: str, key: str) -> dict[str, Any]:
+        return self.result(what)[key] if (self.path / "results" / f"{what}.json").exists() else {}
 
     def tokens_to(self, loss: float) -> float | None:
         """After how many tokens it came to a loss, between two points of the curve; None if it never did."""
@@ -95,6 +112,11 @@ class Study:
 
     def first(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> Kept | None:
         return next(iter(self.of(model, recipe, size, k)), None)
+
+    def of_size(self, size: str) -> list[Kept]:
+        """All runs of a size, the worst first."""
+        found = [run for run in self.runs if run.record["size"] == size]
+        return sorted(found, key=lambda run: -run.record["val_loss"])
 
     def by_blocks(self, recipe: str) -> dict[int, Kept]:
         """One run for each K that is there, of the first seed."""

@@ -91,7 +91,7 @@ class TrainSection:
 
 
 Recipe = Literal["paper", "best"]
-# How tables begin and learn, and where they go. The best is the best of those tried so far: docs/LOG.md.
+# How tables begin and learn, and where they go. The best is that of the study: docs/STUDY.md.
 RECIPES: dict[Recipe, dict[str, dict[str, float]]] = {
     "paper": {
         "model": {"memory_gain_init": 1.0, "memory_values": False},

@@ -58,6 +58,11 @@ def test_what_is_added_to_the_input(name, weight):
     assert torch.allclose(logits(control), expected, atol=1e-6)
 
 
+def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
+    model = made(builder(CONTROLS["layer-tables"]), memory_gain_init=0.1)
+    assert all((layer.table_norm.weight == 0.1).all() for layer in model.model.layers)
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_has_the_parameters_of_tide(name):
     shape = TideConfig.from_preset("tide-8e-small")

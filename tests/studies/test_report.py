@@ -1,16 +1,19 @@
-"""The study's page from runs that are made up: what is counted, and how it is judged."""
+"""The study's page: from runs that are made up, what is counted and how it is judged; and that of docs."""
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from studies.claims import CLAIMS, verdicts
-from studies.report import write_report
+from studies.report import CONTROLS, page, summary, write_report
 from studies.results import Kept, Spread, Study
+from tide_lm.report.catalogue import FIGURES
 from tide_lm.run_config import RunConfig
 
 TOKENS = 1000
+ROOT = Path(__file__).parents[2]
 
 
 def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=0.0, common=0.0, **results):
@@ -28,10 +31,7 @@ def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=
         "val_loss": loss,
         "loss_by_decile": [10 - rare, *[5.0] * 8, 3 - common],
     }
-    losses = {"rare": 10 - rare, "mid": 5.0, "common": 3 - common, "unbinned": 2.0}
-    validation = {name: {"loss": value, "tokens": 9} for name, value in losses.items()}
-    validation |= {"loss": loss, "tokens": 99, "loss_by_decile": record["loss_by_decile"]}
-    validation |= {"tokens_by_decile": [9] * 10, "step": 1}
+    validation = {"step": 1, **by_frequency(loss, record["loss_by_decile"])}
     for name, value in {"study": record, "validation": validation, **results}.items():
         (path / "results" / f"{name}.json").write_text(json.dumps(value))
     points = curve or [(500, loss + 1), (TOKENS, loss)]
@@ -41,6 +41,12 @@ def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=
     ]
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return Kept(path)
+
+
+def by_frequency(loss, deciles):
+    losses = {"rare": deciles[0], "mid": 5.0, "common": deciles[-1], "unbinned": 7.12}
+    found = {name: {"loss": value, "tokens": 19} for name, value in losses.items()}
+    return {**found, "loss": loss, "tokens": 100, "loss_by_decile": deciles, "tokens_by_decile": [9] * 10}
 
 
 def test_tokens_to_a_loss_are_found_between_two_points(tmp_path):
@@ -174,8 +180,8 @@ def test_the_page_has_every_claim_and_the_summary_every_run_but_the_search(tmp_p
     keep(kept, "tide", "gain 0.3", 8, 4.7)
     page = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text()
     assert all(claim.text in page for claim in CLAIMS)
-    for name, alt in (("gains", "TIDE-8E, paper 0.400"), ("loss-by-tokens", "base 5.100")):
-        assert re.search(rf"!\[[^\]]*{alt}[^\]]*\]\(study/{name}.svg\)", page)
+    for name, alt in (("gains", "TIDE-8E (paper) 0.400"), ("loss-by-tokens", "base 5.100")):
+        assert re.search(rf"!\[[^\]]*{re.escape(alt)}[^\]]*\]\(study/{name}.svg\)", page)
         assert "</svg>" in (tmp_path / "docs" / "study" / f"{name}.svg").read_text()
     assert (
         "| TIDE-8E | paper | 10 | 3 | 4.700 ± 0.100 | 10.000 ± 0.000 | 3.000 ± 0.000 | 0.400 ± 0.000 |"
@@ -201,3 +207,54 @@ def test_without_a_base_there_is_nothing_to_compare_with(tmp_path):
     keep(tmp_path / "runs", "tide", "paper", 8, 4.5)
     with pytest.raises(ValueError, match="holds no run of the base"):
         write_report(tmp_path / "runs", tmp_path, tmp_path / "docs")
+
+
+def test_other_texts_and_the_tasks_that_are_above_chance(tmp_path):
+    def more(perplexity, sciq):
+        text = {
+            "perplexity": perplexity,
+            "bytes": 9,
+            "window": 8,
+            "stride": 4,
+            **by_frequency(5.0, [5.0] * 10),
+        }
+        tasks = {
+            name: {"score": score, "stderr": 0.01} for name, score in {"sciq": sciq, "boolq": 0.51}.items()
+        }
+        return {"perplexity": {"texts": {"news": text}}, "benchmarks": {"tasks": tasks}}
+
+    keep(tmp_path, "base", "paper", 0, 5.0, **more(30.0, 0.26))
+    keep(tmp_path, "base", "paper", 0, 5.1, seed=1, **more(31.0, 0.26))
+    keep(tmp_path, "tide", "paper", 8, 4.5, **more(20.0, 0.28))
+    found = page(Study(tmp_path))
+    assert "| base | paper | 2 | 30.5 ± 0.7 |" in found
+    assert "| TIDE-8E | paper | 1 | 20.0 |" in found
+    assert "19 % and 7.1 on news" in found
+    assert "| SciQ | 25 | 26.0 ± 1.0 | 28.0 ± 1.0 |" in found
+    assert "| BoolQ |" not in found
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return Study(ROOT / "results" / "study" / "runs")
+
+
+def test_the_page_in_docs_is_that_of_the_runs_that_are_kept(kept):
+    assert (ROOT / "docs" / "STUDY.md").read_text(encoding="utf-8") == page(kept)
+    assert (ROOT / "results" / "study" / "summary.json").read_text(encoding="utf-8") == summary(kept)
+
+
+def test_the_page_in_docs_has_every_figure_of_the_paper(kept):
+    shown = set(re.findall(r"\]\(study/(.+?)\.svg\)", page(kept)))
+    assert shown >= FIGURES.keys()
+    assert shown == {path.stem for path in (ROOT / "docs" / "study").iterdir()}
+
+
+def test_the_readme_says_what_the_study_found(kept):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    paper, best = (Spread.of(list(kept.gains("tide", recipe, k=8).values())) for recipe in ("paper", "best"))
+    others = [kept.gains(*kind, k=8).values() for kind in kept.kinds(8) if kind[0] in CONTROLS]
+    most = max(Spread.of(list(gains)).mean for gains in others)
+    assert f"by {paper} nats as the paper trains them, and by {best} with" in readme
+    assert f"{best.mean / paper.mean:.2f} times as much. As many" in readme
+    assert f"other uses give at most {most:.3f}" in readme
