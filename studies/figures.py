@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+def model_of(run: Kept) -> str:
+    record = run.record
+    return f"TIDE-{record['k']}E" if record["model"] == "tide" else record["model"]
+
+
 def name_of(run: Kept) -> str:
     """The model and its recipe."""
-    record = run.record
-    model = f"TIDE-{record['k']}E" if record["model"] == "tide" else record["model"]
-    return model if record["model"] == "base" else f"{model} ({record['recipe']})"
+    return model_of(run) if run.record["model"] == "base" else f"{model_of(run)} ({run.record['recipe']})"
 
 
 def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:

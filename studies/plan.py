@@ -26,14 +26,17 @@ class Size:
 SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
 _DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
-_OF_CONTROLS = {**_DENSE, VALUES: "false"}  # those that have rows in their values have them anyway
+_OF_CONTROLS = {**_DENSE, VALUES: "false"}  # of those that have rows in values anyway, or never
+BOTH_WAYS = "layer-router-and-values"
+HALF = "half the tokens, "  # before the recipe of a run with a schedule of its own for them
 
 
 @dataclass(frozen=True)
 class Run:
     """`recipe` is the paper's, the best, or the name of what is tried: settings, and changes to the model.
 
-    `look` asks for all of the paper's diagnostics, of a base or of TIDE.
+    `share` is the part of the training text that it is trained on. `look` asks for all of the paper's
+    diagnostics, of a base or of TIDE.
     """
 
     model: str
@@ -43,6 +46,7 @@ class Run:
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
+    share: float = 1.0
     look: bool = False
 
     @property
@@ -55,9 +59,9 @@ class Run:
         return re.sub(r"[^a-z0-9.]+", "-", self.name)
 
     def config(self, data: Path, gpu: bool) -> RunConfig:
-        """One pass over the training text."""
+        """One pass over the training text, or over its share of it."""
         size = SIZES[self.size]
-        steps = (len(TokenSplit(data, "train")) - 1) // (size.sequence * size.batch)
+        steps = int(self.share * ((len(TokenSplit(data, "train")) - 1) // (size.sequence * size.batch)))
         values: dict[str, Any] = {
             "recipe": self.recipe if self.recipe in RECIPES else "paper",
             "model.preset": f"tide-{self.k}e-{self.size}" if self.k else f"base-{self.size}",
@@ -79,7 +83,7 @@ class Run:
             "train.dtype": "bfloat16" if gpu else "float32",
             "train.compile": _toml(gpu and not self.look),  # gradients cannot be recorded in a compiled model
             "train.record_gradients": _toml(self.look),
-            **(_OF_CONTROLS if self.model not in ("base", "tide") else {}),
+            **({} if self.model in ("base", "tide") else _DENSE if self.model == BOTH_WAYS else _OF_CONTROLS),
             **self.settings,
         }
         return RunConfig.load(None, [f"{name}={value}" for name, value in values.items()])
@@ -105,7 +109,6 @@ def search() -> list[Run]:
         Run("tide", "paper", "small", 8, look=True),
         Run("input-only", "paper", "small", 8),
         _tried("centre"),
-        _tried("centre", model="input-only"),
         _tried("gain 0.1 alone", {RATE: 1.0, DECAY: 0.1}),
         _tried("gain 0.1 alone", {RATE: 1.0, DECAY: 0.1}, model="input-only"),
         _tried("gain 0.3", {GAIN: 0.3}),
@@ -127,6 +130,13 @@ def search() -> list[Run]:
         _tried("gain 0.3", {GAIN: 0.3}, model="input-only"),
         _tried("gain 0.3", {GAIN: 0.3}, model="value-tables"),
         _tried("gain 0.3", {GAIN: 0.3}, model="input-and-values"),
+        _tried("gain 1", {GAIN: 1.0}, model="input-and-values"),
+        _tried("rate x1, decay 0.1", {RATE: 1.0, DECAY: 0.1}, model="wide-input"),
+        _tried(
+            "values, router stays even",
+            {VALUES: _toml(True)},
+            {"router_starts_even": True, "router_is_learned": False},
+        ),
         _tried("rows shared by half of the layers", changes={"layer_groups": 2}),
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),
@@ -148,11 +158,20 @@ def final() -> list[Run]:
             ("tide", "best", 8),
             ("input-only", "best", 8),
             ("input-only", "paper", 8),
+            ("input-and-values", "best", 8),
+            (BOTH_WAYS, "best", 8),
         )
     ]
     controls = [
         Run(model, "best", "small", 8)
-        for model in ("wide-input", "layer-tables", "layer-router", "value-tables", "input-and-values")
+        for model in (
+            "wide-input",
+            "layer-tables",
+            "layer-router",
+            "value-tables",
+            "input-and-values",
+            BOTH_WAYS,
+        )
     ]
     others = [k for k in PAPER_BLOCKS if k != 8]
     blocks = [Run("tide", recipe, "small", k) for recipe in ("best", "paper") for k in others]
@@ -165,7 +184,12 @@ def final() -> list[Run]:
             ("input-only", "best", 8),
         )
     ]
-    return [*best, *seeds, *controls, *blocks, *larger]
+    best_recipe = {**CENTRE, VALUES: _toml(True)}
+    halves = [
+        Run("tide", HALF + recipe, "small", k, settings=settings, share=0.5)
+        for recipe, settings, k in (("paper", {}, 4), ("paper", {}, 8), ("best", best_recipe, 8))
+    ]
+    return [*best, *seeds, *controls, *blocks, *halves, *larger]
 
 
 def plan() -> list[Run]:

@@ -1,13 +1,16 @@
 """docs/STUDY.md, its figures and results/study/summary.json, from the runs that are kept."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from studies import figures
 from studies.claims import CLAIMS, verdicts
+from studies.plan import BOTH_WAYS, final
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report import paper
@@ -21,10 +24,12 @@ CONTROLS = {
     "input-only": "the same tables, normalised and added once, at the input, 1 / (K + 1) of each",
     "wide-input": "one wide input embedding, projected",
     "layer-tables": "a table for each layer, gated, as in Gemma 3n",
-    "layer-router": "a table for each layer, against a null bank, as in MoLE",
-    "value-tables": "a table for each layer, in the values of its attention, as in nanochat",
-    "input-and-values": "both `input-only` and `value-tables`: the best recipe without routers",
+    "layer-router": "a table for each layer, weighed against a null bank: MoLE with one expert a layer",
+    "value-tables": "a table for each layer, in the values of its attention, as nanochat has in every other",
+    "input-and-values": "both `input-only` and `value-tables`",
+    BOTH_WAYS: "both `layer-router` and `value-tables`, of one table",
 }
+WITH_VALUES = {"value-tables", "input-and-values", BOTH_WAYS}
 OF_BLOCKS = {"loss-by-blocks", "training-loss"}  # figures of all K
 CHANCE = {"boolq": 0.5, "piqa": 0.5, "lambada_openai": 0.0}  # others choose one of four
 
@@ -56,9 +61,9 @@ def _paragraphs(study: Study) -> Iterable[str]:
     tokens = study.first("base", "paper").record["tokens"]
     yield "# Does every layer need to know the token?"
     yield (
-        "A replication of TIDE at a scale that fits one GPU: small models, real text, matched parameters and "
-        f"tokens ({tokens:,} of them), and controls. `python -m studies report` makes this page from "
-        "[results/study](../results/study), and `python -m studies run` those."
+        f"A replication of TIDE at a scale that fits one GPU: small models, the same {tokens:,} tokens of "
+        "real text for all, and controls with as many parameters as TIDE, within 3 %. `python -m studies "
+        "report` makes this page from [results/study](../results/study), and `python -m studies run` those."
     )
     yield from _answer(study)
     yield "## The paper's claims"
@@ -69,6 +74,9 @@ def _paragraphs(study: Study) -> Iterable[str]:
     yield "A verdict is about the paper's recipe. What is a confirmation:"
     yield "\n".join(f"- {claim.text}: {claim.rule}." for claim in CLAIMS)
     yield "What the paper claims of tables in fewer bits and of lower rank is not part of the study yet."
+    kept = {run.path.name for run in study.runs}
+    if missing := [run.name for run in final() if run.slug not in kept]:
+        yield f"Planned and not run: {'; '.join(missing)}."
     yield "## As many parameters, used otherwise"
     yield _recipes()
     for name, panel in _own_figures(study).items():
@@ -92,32 +100,52 @@ def _paragraphs(study: Study) -> Iterable[str]:
 
 def _answer(study: Study) -> Iterable[str]:
     """What is ahead of what, of the seeds that both have."""
-    best, paper = (study.gains("tide", recipe, k=8) for recipe in ("best", "paper"))
-    if not best.keys() & paper.keys():
+    best, paper_gains = (study.gains("tide", recipe, k=8) for recipe in ("best", "paper"))
+    if not best.keys() & paper_gains.keys():
         return
-    seeds = sorted(best.keys() & paper.keys())
-    ours, theirs = (Spread.of([gains[seed] for seed in seeds]) for gains in (best, paper))
+    seeds = sorted(best.keys() & paper_gains.keys())
+    ours, theirs = (Spread.of([gains[seed] for seed in seeds]) for gains in (best, paper_gains))
     times = f": {ours.mean / theirs.mean:.2f} times as much" if min(ours.mean, theirs.mean) > 0 else ""
     yield (
         f"TIDE-8E has {theirs} nats less loss than its base with the paper's recipe, and {ours} with the "
-        f"best that was found{times}. Tokens are the same; means and standard deviations are over seeds "
-        f"({len(seeds)}), each against its own base."
+        f"best that was found{times}. Means and standard deviations are over {_seeds(seeds)}, each against "
+        "its own base."
+        + (f" Two single runs may be {study.noise:.3f} apart by chance." if study.noise else "")
     )
-    controls = {kind: study.gains(*kind, k=8) for kind in study.kinds(8) if kind[0] in CONTROLS}
-    controls = {kind: gains for kind, gains in controls.items() if gains.keys() & best.keys()}
-    if not controls:
+    yield from _beside_controls(study, "", CONTROLS, best)
+    if without := study.gains("tide", "centre", k=8):
+        others = [model for model in CONTROLS if model not in WITH_VALUES]
+        said = f"Without rows in attention's values TIDE gains {_gain(without)}. "
+        yield from _beside_controls(study, said, others, without)
+
+
+def _beside_controls(
+    study: Study, said: str, models: Iterable[str], ours: Mapping[int, float]
+) -> Iterable[str]:
+    """The control that gains most, and how far it is behind, of the seeds that both have."""
+    kinds = {kind: study.gains(*kind, k=8) for kind in study.kinds(8) if kind[0] in models}
+    kinds = {kind: gains for kind, gains in kinds.items() if gains.keys() & ours.keys()}
+    if not kinds:
         return
-    (model, recipe), gains = max(controls.items(), key=lambda item: mean(item[1].values()))
-    lead = Spread.of([best[seed] - gain for seed, gain in gains.items() if seed in best])
-    noise = study.noise("best")
-    if noise is not None and abs(lead.mean) <= noise:
-        said = "differs from it no more than seeds do"
+    (model, recipe), gains = max(kinds.items(), key=lambda item: mean(item[1].values()))
+    leads = [ours[seed] - gain for seed, gain in gains.items() if seed in ours]
+    lead, noise = Spread.of(leads), (study.noise or 0) / len(leads) ** 0.5
+    if abs(lead.mean) <= noise:
+        told = "differs from it by no more than chance"
     else:
-        said = "is ahead of it" if lead.mean > 0 else "**is behind it**"
+        told = "is ahead of it" if lead.mean > 0 else "**is behind it**"
     yield (
-        f"Of as many parameters used otherwise, `{model}` ({CONTROLS[model]}; recipe {recipe}) gains most, "
-        f"{Spread.of(list(gains.values()))}. TIDE {said}: {lead} nats."
+        f"{said}Of as many parameters used otherwise, `{model}` ({CONTROLS[model]}; recipe {recipe}) gains "
+        f"most, {_gain(gains)}. TIDE {told}: {lead} nats, of {_seeds(leads)}."
     )
+
+
+def _gain(gains: Mapping[int, float]) -> str:
+    return f"{Spread.of(list(gains.values()))} ({_seeds(gains)})"
+
+
+def _seeds(values: Collection[Any]) -> str:
+    return "one seed" if len(values) == 1 else f"{len(values)} seeds"
 
 
 def _recipes() -> str:
@@ -135,7 +163,7 @@ def _recipes() -> str:
 
 def _compared(study: Study) -> list[list[Kept]]:
     """The base, TIDE-8E and the controls, the best first."""
-    wanted = {("tide", "paper"), ("tide", "best")}
+    wanted = {("tide", "paper"), ("tide", "best"), ("tide", "centre")}
     kinds = [kind for kind in study.kinds(8) if kind in wanted or kind[0] in CONTROLS]
     found = [study.of("base", "paper"), *(study.of(*kind, k=8) for kind in kinds)]
     return sorted(found, key=lambda runs: mean(run.record["val_loss"] for run in runs))
@@ -153,7 +181,13 @@ def _own_figures(study: Study) -> dict[str, Panel]:
 def _losses(study: Study) -> str:
     rows = [[*_named(runs[0]), *_numbers(runs, study)] for runs in _compared(study)]
     how = "\n".join(f"- `{model}`: {what}." for model, what in CONTROLS.items())
-    return _table(["model", "recipe", "parameters", *_COLUMNS], rows) + f"\n\nControls:\n\n{how}"
+    tried = Counter(model for model, _ in study.kinds(8))
+    counts = ", ".join(f"{model} {number}" for model, number in tried.most_common())
+    return (
+        _table(["model", "recipe", "parameters", *_COLUMNS], rows)
+        + f"\n\n`centre` is the best recipe without rows in values. Recipes tried: {counts}; they were "
+        f"compared by the validation loss of seed 0 that is shown here.\n\nControls:\n\n{how}"
+    )
 
 
 def _blocks(study: Study) -> str:
@@ -199,8 +233,9 @@ def _zero_shot(study: Study) -> Iterable[str]:
     found = {figures.name_of(run): run.tasks for run in _looked(study) if run.tasks}
     rows = []
     for task, name in paper.TASKS.items():
-        scores = [tasks[task] for tasks in found.values() if task in tasks]
-        chance = CHANCE.get(task, 0.25)
+        if not all(task in tasks for tasks in found.values()):
+            continue
+        scores, chance = [tasks[task] for tasks in found.values()], CHANCE.get(task, 0.25)
         if any(score["score"] > chance + 2 * score["stderr"] for score in scores):
             shown = [f"{100 * score['score']:.1f} ± {100 * score['stderr']:.1f}" for score in scores]
             rows.append([name, f"{100 * chance:.0f}", *shown])
@@ -261,7 +296,8 @@ def _looked(study: Study) -> list[Kept]:
 def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
     """Those that the runs have something for."""
     for name, figure in FIGURES.items():
-        chosen = list(study.by_blocks("best").values()) if name in OF_BLOCKS else _looked(study)
+        recipe = max(("paper", "best"), key=lambda recipe: len(study.by_blocks(recipe)))
+        chosen = list(study.by_blocks(recipe).values()) if name in OF_BLOCKS else _looked(study)
         opened = zip(open_runs([run.path for run in chosen]), chosen, strict=True)
         named = [replace(run, name=figures.name_of(kept)) for run, kept in opened]
         kept = [run for run in named if figure.missing(run) is None]
@@ -278,9 +314,7 @@ def _three(run: Kept) -> list[str]:
 
 
 def _named(run: Kept) -> list[str]:
-    record = run.record
-    model = f"TIDE-{record['k']}E" if record["model"] == "tide" else record["model"]
-    return [model, record["recipe"], f"{record['parameters']:,}"]
+    return [figures.model_of(run), run.record["recipe"], f"{run.record['parameters']:,}"]
 
 
 def _numbers(found: Sequence[Kept], study: Study) -> list[str]:

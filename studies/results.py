@@ -143,11 +143,19 @@ class Study:
         runs = self.of(model, recipe, size, k)
         return [(bases[run.record["seed"]], run) for run in runs if run.record["seed"] in bases]
 
-    def noise(self, recipe: str) -> float | None:
-        """By how much the gain of TIDE-8E differs between seeds; None if there is one seed."""
-        return (
-            Spread.of(list(gains.values())).deviation if (gains := self.gains("tide", recipe, k=8)) else None
-        )
+    @cached_property
+    def noise(self) -> float | None:
+        """How far apart two losses may be by chance: two deviations of a difference; None without seeds.
+
+        The deviation of a loss is that of all kinds of which there are several seeds.
+        """
+        kinds: dict[tuple, list[float]] = {}
+        for run in self.runs:
+            kind = tuple(run.record[key] for key in ("model", "recipe", "size", "k"))
+            kinds.setdefault(kind, []).append(run.record["val_loss"])
+        freedom = sum(len(losses) - 1 for losses in kinds.values())
+        squares = sum((loss - mean(losses)) ** 2 for losses in kinds.values() for loss in losses)
+        return 2 * (2 * squares / freedom) ** 0.5 if freedom else None
 
     def summary(self) -> list[dict[str, Any]]:
         """The runs that the verdicts rest on; those of the search are not among them."""

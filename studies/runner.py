@@ -1,6 +1,7 @@
 """One run of the study: trained, evaluated and looked into, and all but its weights kept."""
 
 import gc
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 
-from studies.models import CONTROLS, Variant, builder
+from studies.controls import CONTROLS, builder
 from studies.plan import SIZES, Run
+from studies.variants import Variant
 from tide_lm import runs
 from tide_lm.cli import evaluate
 from tide_lm.cli.analyze import Options, What, analyze
@@ -53,13 +55,20 @@ class Places:
         self.scratch.mkdir(parents=True, exist_ok=True)
         return runs.locked(self.scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
 
+    def record(self, run: Run) -> dict[str, Any]:
+        """What is kept of a run that is done."""
+        return json.loads((self.kept / run.slug / "results" / "study.json").read_text(encoding="utf-8"))
+
     def is_done(self, run: Run) -> bool:
         """Whether a run is kept, with the settings that it has in the plan."""
         before = runs.RunDirectory(self.kept / run.slug).read_config()
         if before is None:
             return False
         changed = differences(RunConfig.from_dict(before), self.config(run))
-        if changed := [line for line in changed if not line.startswith(MAY_DIFFER)]:
+        changed = [line for line in changed if not line.startswith(MAY_DIFFER)]
+        if (changes := self.record(run)["changes"]) != run.changes:
+            changed.append(f"changes: {changes} -> {dict(run.changes)}")
+        if changed:
             raise ValueError(
                 f"{self.kept / run.slug} was made with other settings ({'; '.join(changed)}): remove it"
             )
@@ -75,9 +84,10 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
     until, left = time.monotonic() + 60 * minutes, 0
     longest: dict[tuple[int, bool], float] = {}
     for run in plan:
-        if places.is_done(run):
-            continue
         kind = list(SIZES).index(run.size), run.look
+        if places.is_done(run):
+            longest[kind] = max(longest.get(kind, 0), places.record(run)["seconds"])
+            continue
         expected = max((taken for other, taken in longest.items() if other <= kind), default=0)
         started = time.monotonic()
         if started + expected > until:

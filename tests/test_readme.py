@@ -86,3 +86,7 @@ def test_the_speeds_shown_are_those_of_the_json():
         assert f"| {cells} |" in TRAINING
         if preset != "base-1b" and not plain:
             assert f"{share:.2f}" in README
+    with_values = json.loads((ROOT / "results" / "h200" / "values.json").read_text(encoding="utf-8"))["runs"]
+    before, after = (run for run in with_values if run["k"])
+    assert f"from {before['step_ms']:.1f} to {after['step_ms']:.1f} ms a step" in TRAINING
+    assert f"from {before['peak_gb']:.1f} to {after['peak_gb']:.1f} GB" in TRAINING

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from studies.models import CONTROLS, Variant, builder
+from studies.controls import CONTROLS, builder
 from studies.plan import search
+from studies.variants import Variant
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run_config import RunConfig, TrainSection
 from tide_lm.train.objective import Objective
@@ -60,7 +61,24 @@ def test_what_is_added_to_the_input(name, weight):
 
 def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
     model = made(builder(CONTROLS["layer-tables"]), memory_gain_init=0.1)
-    assert all((layer.table_norm.weight == 0.1).all() for layer in model.model.layers)
+    added = []
+    for layer in model.model.layers:
+        layer.table_norm.register_forward_hook(lambda *call: added.append(call[-1].square().mean() ** 0.5))
+    logits(model)
+    assert torch.allclose(torch.stack(added), torch.tensor(0.1), rtol=0.1)
+
+
+def test_a_layers_own_table_is_in_its_values_too_if_asked_for():
+    build = builder(CONTROLS["layer-router-and-values"])
+    model, seen = made(build, memory_values=True), []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, __, kwargs: seen.append(kwargs["row_BTD"]), with_kwargs=True
+        )
+    logits(model)
+    rows = model.model.memory(IDS).rows_UKD
+    assert all(torch.equal(row, rows[:, number].view_as(row)) for number, row in enumerate(seen))
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("name", CONTROLS)

@@ -134,6 +134,19 @@ def test_what_was_made_with_other_settings_is_named(places, shared_data):
     changed = Run("base", "once more", "tiny", 0, settings={"optim.max_lr": 0.01})
     with pytest.raises(ValueError, match=r"other settings \(optim.max_lr: 0.003 -> 0.01\): remove it"):
         run_all([changed], places, 60, tell=print)
+    varied = Run("base", "once more", "tiny", 0, changes={"layer_scale": 1.0})
+    with pytest.raises(ValueError, match=r"other settings \(changes: \{\} -> \{'layer_scale': 1.0\}\)"):
+        run_all([varied], places, 60, tell=print)
+    told = []
+    assert run_all([run, replace(run, recipe="as long")], places, minutes=0.001, tell=told.append) == 1
+    assert not told  # since the one that is kept took longer
+
+
+def test_a_run_may_have_half_of_the_text(places):
+    whole = Run("tide", "paper", "tiny", 2)
+    config, half = (run.config(places.data, gpu=False) for run in (whole, replace(whole, share=0.5)))
+    assert half.train.steps == config.train.steps // 2
+    assert half.optim.warmup_steps == half.train.steps // 10
 
 
 def test_a_run_that_would_last_too_long_is_left(places):

@@ -127,7 +127,7 @@ LOSS_BY_DECILE = Figure(
     place="Figure 5",
     title="Loss by frequency of the predicted token",
     says="Differences are below zero where a run predicts better than the first one. A decile with few "
-    "tokens is noisy: the table above has their numbers.",
+    "tokens is noisy.",
     check=_has_losses,
     panels=_decile_panels,
     compare=_compare_deciles,

@@ -1,4 +1,4 @@
-"""What else the parameters of TIDE's tables could do: controls, and TIDE with one thing changed.
+"""What else the parameters of TIDE's tables could do.
 
 Each control has the K tables of TIDE, of V x D numbers each. Those with tables of their own for each layer
 have one a layer, so that K is the number of layers. Shapes as in tide_lm.model.
@@ -20,13 +20,13 @@ from tide_lm.model import (
     EmbeddingMemory,
     Memory,
     MemoryAttention,
+    MemoryNorm,
     MemoryRouter,
     TideConfig,
     TideDecoderLayer,
     TideForCausalLM,
     TideModel,
 )
-from tide_lm.pretrained import draw_table
 
 
 @strict
@@ -40,7 +40,7 @@ class InputOnlyModel(TideModel):
     layer_class = LlamaDecoderLayer
 
     @property
-    def weight(self) -> float:
+    def share(self) -> float:
         """Of each row."""
         return 1 / (self.config.num_memory_blocks + 1)
 
@@ -54,7 +54,7 @@ class InputOnlyModel(TideModel):
         memory = self._memory_for(input_ids, memory)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        added = self.weight * memory.rows_UKD.sum(1).view_as(inputs_embeds)
+        added = self.share * memory.rows_UKD.sum(1).view_as(inputs_embeds)
         if issubclass(self.layer_class, TideDecoderLayer):
             dropped = self._checked_layers(kwargs.get("drop_memory_layers"))
             kwargs |= {"memory": memory, "drop_memory_layers": dropped}
@@ -86,8 +86,7 @@ class WideInputMemory(EmbeddingMemory):
 
 
 class WideInputModel(InputOnlyModel):
-    memory_class = WideInputMemory
-    weight = 1.0
+    memory_class, share = WideInputMemory, 1.0
 
 
 class WideInput(TideForCausalLM):
@@ -125,7 +124,10 @@ class LayerTablesNorm(LlamaRMSNorm):
 
 
 class LayerTablesLayer(_OwnTable):
-    """`h + RMSNorm(W_out (gelu(W_gate h) * e_l))`, as per-layer embeddings join the stream in Gemma 3n."""
+    """`h + RMSNorm(W_out (gelu(W_gate n) * e_l))`, as per-layer embeddings join the stream in Gemma 3n.
+
+    n is h with its norm: the states of a small model begin too small for a gate.
+    """
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -136,7 +138,7 @@ class LayerTablesLayer(_OwnTable):
 
     def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
         h = LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
-        gated = nn.functional.gelu(self.table_gate(h)) * rows_UKD.view_as(h)
+        gated = nn.functional.gelu(self.table_gate(self.post_attention_layernorm(h))) * rows_UKD.view_as(h)
         return h + self.table_norm(self.table_out(gated)).to(h.dtype)
 
 
@@ -147,6 +149,8 @@ class LayerTablesModel(_OwnTables):
         super()._init_weights(module)
         if isinstance(module, LayerTablesNorm):
             init.constant_(module.weight, self.config.memory_gain_init)
+        if isinstance(module, MemoryNorm):  # the norm at the end is what decides
+            init.ones_(module.weight)
 
 
 class LayerTables(TideForCausalLM):
@@ -176,7 +180,10 @@ class LayerRouterModel(_OwnTables):
 
 
 class LayerRouter(TideForCausalLM):
-    """Tables of its own for each layer, and a router, as lookup experts have it in MoLE."""
+    """A table for each layer, which a router weighs against a null bank: MoLE with one expert a layer.
+
+    With `memory_values` the layer's row is in its values too.
+    """
 
     config_class = LayerRouterConfig
     decoder_class = LayerRouterModel
@@ -229,157 +236,10 @@ class InputAndValuesModel(_OwnTables, InputOnlyModel):
 
 
 class InputAndValues(TideForCausalLM):
-    """The tables at the input, and a layer's own in its values: TIDE's best recipe without its routers."""
+    """The tables at the input, and a layer's own in its values."""
 
     config_class = InputAndValuesConfig
     decoder_class = InputAndValuesModel
-
-
-@strict
-class VariantConfig(TideConfig):
-    """TIDE with one thing changed.
-
-    `null_bias` is where a learned bias of the null bank starts, and `router_temperature` divides the logits.
-    `layer_scale` is where a learned number starts that each layer multiplies its memory by; in layer l it
-    starts at sqrt(l) times that if `deeper_is_larger`. `table_std` is what rows are drawn with.
-
-    With `layer_groups` the layers are so many groups in a row, each of which has its own share of the blocks.
-    `view_rank` is that of a product in each layer that changes what it is given, and `gate_rank` of one that
-    lets its state scale each of the D.
-
-    With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
-    the embeddings as well; these need tables that are trained densely.
-    """
-
-    model_type = "tide-variant"
-
-    null_bank: bool = True
-    null_bias: int | float | None = None
-    router_temperature: int | float = 1.0
-    router_starts_even: bool = False
-    layer_scale: int | float | None = None
-    deeper_is_larger: bool = False
-    gain_is_learned: bool = True
-    table_std: int | float | None = None
-    layer_groups: int = 1
-    router_heads: int = 1
-    input_too: bool = False
-    view_rank: int = 0
-    gate_rank: int = 0
-
-
-class VariantRouter(MemoryRouter):
-    def __init__(self, config: VariantConfig, layer_idx: int) -> None:
-        super().__init__(config)
-        self.null_bank, self.temperature = config.null_bank, config.router_temperature
-        group = layer_idx * config.layer_groups // config.num_hidden_layers
-        share = config.num_memory_blocks // config.layer_groups
-        self.hidden_blocks = group * share, config.num_memory_blocks - (group + 1) * share  # before and after
-        if config.null_bias is not None:
-            self.null_bias = nn.Parameter(torch.empty(()))
-
-    def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
-        logits_BTS = super().forward(n_BTD) / self.temperature
-        blocks_BTK, null_BT1 = logits_BTS[..., :-1], logits_BTS[..., -1:]
-        if any(self.hidden_blocks):
-            before, after = self.hidden_blocks
-            seen = blocks_BTK[..., before : blocks_BTK.shape[-1] - after]
-            blocks_BTK = nn.functional.pad(seen, self.hidden_blocks, value=-1e4)
-        if hasattr(self, "null_bias"):
-            null_BT1 = null_BT1 + self.null_bias.to(null_BT1.dtype)
-        if not self.null_bank:
-            null_BT1 = torch.full_like(null_BT1, -1e4)
-        return torch.cat([blocks_BTK, null_BT1], -1)
-
-
-class RouterHeads(MemoryRouter):
-    """Logits for each of some slices of D."""
-
-    def __init__(self, config: VariantConfig) -> None:
-        nn.Linear.__init__(
-            self, config.hidden_size, config.router_heads * (config.num_memory_blocks + 1), bias=False
-        )
-
-
-class FromZero(nn.Linear):
-    """A linear map that starts at 0."""
-
-
-class LowRank(nn.Sequential):
-    """A map of D to D through a narrow middle, which starts at 0."""
-
-    def __init__(self, dim: int, rank: int) -> None:
-        super().__init__(nn.Linear(dim, rank, bias=False), FromZero(rank, dim, bias=False))
-
-
-class VariantLayer(TideDecoderLayer):
-    def __init__(self, config: VariantConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        D, self.heads = config.hidden_size, config.router_heads
-        self.router = VariantRouter(config, layer_idx) if self.heads == 1 else RouterHeads(config)
-        self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
-        self.view = LowRank(D, config.view_rank) if config.view_rank else None
-        self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
-        self.input_too = config.input_too and layer_idx == 0
-        if self.input_too:
-            self.input_norm = LlamaRMSNorm(D, eps=config.rms_norm_eps)
-            self.input_router = MemoryRouter(config)
-
-    def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
-        if self.input_too:
-            logits = self.input_router(self.input_norm(hidden_states))
-            hidden_states = ops.memory_mix(hidden_states, logits, memory.rows_UKD, memory.index_BT)
-        return super().forward(hidden_states, memory, **kwargs)
-
-    def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
-        if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
-            return super().inject(h, update, *memory)
-        zero = torch.zeros_like(h)
-        mixed = super().inject(zero, zero, *memory) if self.heads == 1 else self._by_heads(h, *memory)
-        if self.layer_scale is not None:
-            mixed = self.layer_scale.to(h.dtype) * mixed
-        if self.view is not None:
-            mixed = mixed + self.view(mixed)
-        if self.gate is not None:
-            mixed = mixed * (1 + self.gate(self.post_attention_layernorm(h)))
-        return h + update + mixed.to(h.dtype)
-
-    def _by_heads(
-        self, h: torch.Tensor, logits: torch.Tensor, rows_UKD: torch.Tensor, *_: Any
-    ) -> torch.Tensor:
-        alpha_BTHK = ops.router_weights(logits.unflatten(-1, (self.heads, -1)))[..., :-1]
-        rows_BTKHd = rows_UKD.view(*h.shape[:2], rows_UKD.shape[1], self.heads, -1)
-        return (alpha_BTHK.transpose(-1, -2).unsqueeze(-1) * rows_BTKHd).sum(2).flatten(-2)
-
-
-class VariantModel(TideModel):
-    layer_class = VariantLayer
-
-    def __init__(self, config: VariantConfig) -> None:
-        super().__init__(config)
-        if self.memory is not None:
-            self.memory.norm.weight.requires_grad_(config.gain_is_learned)
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        config = self.config
-        if isinstance(module, EmbeddingMemory) and config.table_std is not None:
-            draw_table(module.weight, module.tokens, torch.initial_seed(), config.table_std)
-        if isinstance(module, VariantRouter):
-            if config.router_starts_even:
-                init.zeros_(module.weight)
-            if config.null_bias is not None:
-                init.constant_(module.null_bias, config.null_bias)
-        if isinstance(module, FromZero):
-            init.zeros_(module.weight)
-        if isinstance(module, VariantLayer) and module.layer_scale is not None:
-            times = (module.layer_idx + 1) ** 0.5 if config.deeper_is_larger else 1
-            init.constant_(module.layer_scale, config.layer_scale * times)
-
-
-class Variant(TideForCausalLM):
-    config_class = VariantConfig
-    decoder_class = VariantModel
 
 
 CONTROLS: dict[str, type[TideForCausalLM]] = {
@@ -387,10 +247,11 @@ CONTROLS: dict[str, type[TideForCausalLM]] = {
     "wide-input": WideInput,
     "layer-tables": LayerTables,
     "layer-router": LayerRouter,
+    "layer-router-and-values": LayerRouter,
     "value-tables": ValueTables,
     "input-and-values": InputAndValues,
 }
-for _kind in (*CONTROLS.values(), Variant):
+for _kind in CONTROLS.values():
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
 
