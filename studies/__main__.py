@@ -40,14 +40,24 @@ def run(
     ),
     minutes: Annotated[float, typer.Option("--minutes", help="Begin no run that would take longer.")] = 9.0,
     only: Annotated[str, typer.Option("--only", help="Runs whose name this expression finds.")] = "",
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes side by side: six fill a large GPU.")
+    ] = 1,
 ) -> None:
-    """Train and look into what is not done yet; call it again until all is done, or several side by side."""
+    """Train and look into what is not done yet; call it again until all is done."""
     from studies.plan import plan
-    from studies.runner import Places, run_all
+    from studies.runner import Places, run_all, side_by_side
 
-    wanted = _named(plan(), only)
-    left = run_all(wanted, Places(data, shared, scratch, kept), minutes, typer.echo)
+    wanted, places = _named(plan(), only), Places(data, shared, scratch, kept)
+    if processes > 1:
+        options = {"--data": data, "--scratch": scratch, "--kept": kept, "--minutes": minutes, "--only": only}
+        words = [str(word) for option in options.items() for word in option]
+        status = side_by_side(processes, ["run", str(shared), *words], scratch, typer.echo)
+        left = sum(not places.is_done(run) for run in wanted)
+    else:
+        status, left = 0, run_all(wanted, places, minutes, typer.echo)
     typer.echo(f"{left} of {len(wanted)} runs are left")
+    raise typer.Exit(status)
 
 
 def _named(runs: "list[Run]", only: str) -> "list[Run]":

@@ -3,6 +3,9 @@
 import gc
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -107,6 +110,27 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
         longest[kind] = max(longest.get(kind, 0), time.monotonic() - started)
         tell(f"{run.name}: loss {record['val_loss']:.4f} after {record['seconds']:.0f} s")
     return left
+
+
+def side_by_side(processes: int, words: list[str], logs: Path, tell: Callable[[str], None]) -> int:
+    """Calls `python -m studies` several times at once; returns a status that is not 0, if there is one."""
+    logs.mkdir(parents=True, exist_ok=True)
+    workers = []
+    for number in range(processes):
+        with (logs / f"process-{number}.log").open("ab") as log:
+            command = [sys.executable, "-u", "-m", "studies", *words]
+            workers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    tell(f"{processes} processes write to {logs}/process-*.log")
+
+    def pass_on(number: int, _: object) -> None:
+        for worker in workers:
+            worker.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        return max(abs(worker.wait()) for worker in workers)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, Any]:
