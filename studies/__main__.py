@@ -1,6 +1,7 @@
 """`python -m studies`: the study, from its text to docs/STUDY.md."""
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,10 +53,12 @@ def run(
     if processes > 1:
         options = {"--data": data, "--scratch": scratch, "--kept": kept, "--minutes": minutes, "--only": only}
         words = [str(word) for option in options.items() for word in option]
-        status = side_by_side(processes, ["run", str(shared), *words], scratch, typer.echo)
-        left = sum(not places.is_done(run) for run in wanted)
+        command = [sys.executable, "-u", "-m", "studies", "run", str(shared), *words]
+        status = side_by_side(processes, command, scratch, typer.echo)
     else:
-        status, left = 0, run_all(wanted, places, minutes, typer.echo)
+        run_all(wanted, places, minutes, typer.echo)
+        status = 0
+    left = sum(not places.is_done(run) for run in wanted)
     typer.echo(f"{left} of {len(wanted)} runs are left")
     raise typer.Exit(status)
 
@@ -84,4 +87,7 @@ def report(
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")

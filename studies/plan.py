@@ -128,6 +128,7 @@ def search() -> list[Run]:
         _tried("rows start at 0.002", changes={"table_std": 0.002}),
         _tried("rows start at 0.1", changes={"table_std": 0.1}),
         _tried("gain 0.3", {GAIN: 0.3}, model="input-only"),
+        _tried("gain 0.03", {GAIN: 0.03}, model="input-only"),
         _tried("gain 0.3", {GAIN: 0.3}, model="value-tables"),
         _tried("gain 0.3", {GAIN: 0.3}, model="input-and-values"),
         _tried("gain 1", {GAIN: 1.0}, model="input-and-values"),

@@ -39,13 +39,14 @@ def write_report(kept: Path, results: Path, docs: Path) -> Path:
     study = Study(kept)
     if not study.first("base", "paper"):
         raise ValueError(f"{kept} holds no run of the base, which all is compared with: run the study first")
+    text = page(study)
     results.mkdir(parents=True, exist_ok=True)
     files.write_atomically(results / "summary.json", summary(study))
     for name, panel in _own_figures(study).items():
         write_panels([panel], name, docs / "study", ["svg"])
     for figure, runs in _paper_figures(study):
         write(figure, runs, docs / "study", kinds=["svg"])
-    files.write_atomically(docs / "STUDY.md", page(study))
+    files.write_atomically(docs / "STUDY.md", text)
     return docs / "STUDY.md"
 
 
@@ -77,6 +78,7 @@ def _paragraphs(study: Study) -> Iterable[str]:
     kept = {run.path.name for run in study.runs}
     if missing := [run.name for run in final() if run.slug not in kept]:
         yield f"Planned and not run: {'; '.join(missing)}."
+    yield from _setting(study)
     yield "## As many parameters, used otherwise"
     yield _recipes()
     for name, panel in _own_figures(study).items():
@@ -89,12 +91,12 @@ def _paragraphs(study: Study) -> Iterable[str]:
         yield _larger(larger, study)
     yield from _texts(study)
     yield from _zero_shot(study)
-    yield "## The search for a recipe"
-    yield _search(study)
+    yield from _search(study)
     yield from _rows(study)
     yield "## The paper's figures"
     for figure, _ in _paper_figures(study):
-        yield f"### {figure.title}\n\n{figure.place} of the paper. {figure.says}"
+        of_recipe = f" Of the {_most_blocks(study)} recipe." if figure.name in OF_BLOCKS else ""
+        yield f"### {figure.title}\n\n{figure.place} of the paper. {figure.says}{of_recipe}"
         yield f"![{figure.title}](study/{figure.name}.svg)"
 
 
@@ -148,6 +150,36 @@ def _seeds(values: Collection[Any]) -> str:
     return "one seed" if len(values) == 1 else f"{len(values)} seeds"
 
 
+def _setting(study: Study) -> Iterable[str]:
+    """How models were trained, and what tokens are called rare."""
+    run = study.first("base", "paper")
+    if not (run.path / "config.json").exists():
+        return
+    config, validation = run.config, run.result("validation")
+    shape, optim, batch = config.model.shape(), config.optim, config.train.batch
+    by_decile = ", ".join(f"{tokens:,}" for tokens in validation["tokens_by_decile"])
+    yield "## How it was done"
+    yield (
+        f"`{config.model.preset}`: {shape.num_hidden_layers} layers, D {shape.hidden_size}, "
+        f"{shape.vocab_size:,} ids of a tokenizer that was trained on the text, three quarters of it "
+        f"Wikipedia and one quarter books. One pass, {config.train.steps:,} steps of {batch} x "
+        f"{config.data.sequence}, learning rate {optim.max_lr:g} to {optim.min_lr:g}, {config.train.dtype}. "
+        f"That is {run.record['tokens'] / run.record['parameters']:.1f} tokens for each parameter of the "
+        "base, where the paper has 200: what grows with more training cannot be seen here."
+    )
+    yield (
+        "Losses are of held-out text of the same sources. Tokens that have a letter or digit are cut into "
+        "ten parts with as many tokens each, by how often they occur in training; of "
+        f"{validation['tokens']:,} places to predict they have {by_decile}, the rarest first. Rare are the "
+        "first three, common the last three. The recipe was chosen by the same held-out text, and [the "
+        "log](LOG.md) tells how."
+    )
+    yield (
+        "`python -m studies prepare CORPUS`, `python -m studies run SHARED --processes 6` until nothing is "
+        "left, and `python -m studies report` make it again."
+    )
+
+
 def _recipes() -> str:
     """What the recipes set, as a run's settings have it."""
     said = {
@@ -172,10 +204,8 @@ def _compared(study: Study) -> list[list[Kept]]:
 def _own_figures(study: Study) -> dict[str, Panel]:
     kinds = (("base", "paper", 0), ("input-only", "best", 8), ("tide", "paper", 8), ("tide", "best", 8))
     curves = [runs for model, recipe, k in kinds if (runs := study.of(model, recipe, k=k))]
-    return {
-        "gains": figures.gains(study, _compared(study)),
-        "loss-by-tokens": figures.loss_by_tokens(curves),
-    }
+    gains = {"gains": figures.gains(study, _compared(study))} if len(_compared(study)) > 1 else {}
+    return {**gains, "loss-by-tokens": figures.loss_by_tokens(curves)}
 
 
 def _losses(study: Study) -> str:
@@ -207,25 +237,32 @@ def _larger(found: Sequence[Kept], study: Study) -> str:
 
 def _texts(study: Study) -> Iterable[str]:
     """Perplexity on texts of other kinds than what was trained on."""
-    kinds = _compared(study)
-    names = list(kinds[0][0].texts)
+    names = list(study.first("base", "paper").texts)
     if not names:
         return
-    rows = []
-    for runs in kinds:
-        spreads = [Spread.of([run.texts[name]["perplexity"] for run in runs]) for name in names]
-        rows.append([*_named(runs[0])[:2], str(len(runs)), *(f"{spread:.1f}" for spread in spreads)])
+    columns = [(name, words) for words in (False, True) for name in names]
+    kinds = _compared(study)
+    found = [[Spread.of([run.perplexity(*column) for run in runs]) for column in columns] for runs in kinds]
+    rows = [
+        [*_named(runs[0])[:2], str(len(runs)), *(f"{spread:.1f}" for spread in spreads)]
+        for runs, spreads in zip(kinds, found, strict=True)
+    ]
     yield "## Other texts"
-    yield _table(["model", "recipe", "seeds", *names], rows)
-    apart = []
-    for name, text in study.first("base", "paper").texts.items():
-        tokens, loss = text["unbinned"]["tokens"], text["unbinned"]["loss"]
-        apart.append(f"{100 * tokens / text['tokens']:.0f} % and {loss:.1f} on {name}")
+    yield _table(["model", "recipe", "seeds", *names, *(f"{name}, words" for name in names)], rows)
     yield (
-        "Perplexity by token; nothing of it was trained on. Tokens without a letter or digit, and the base's "
-        f"loss on them: {', '.join(apart)}. WikiText puts spaces before punctuation, and the training text "
-        "does not."
+        "Perplexity by token; nothing of it was trained on. Words are tokens with a letter or digit: "
+        "WikiText puts spaces before punctuation, and the training text does not, so that its other tokens "
+        "are rare ones in training."
     )
+    best = {
+        name: min(range(len(kinds)), key=lambda kind: found[kind][number].mean)
+        for number, name in enumerate(names)
+    }
+    ahead = [
+        f"on {name} `{figures.name_of(kinds[kind][0])}` is ahead of it" for name, kind in best.items() if kind
+    ]
+    if ahead:
+        yield f"{figures.name_of(kinds[0][0])} has the lowest loss; {', '.join(ahead)}."
 
 
 def _zero_shot(study: Study) -> Iterable[str]:
@@ -245,14 +282,14 @@ def _zero_shot(study: Study) -> Iterable[str]:
         yield "In percent, with standard errors; one seed. On tasks that are not here, none is above chance."
 
 
-def _search(study: Study) -> str:
+def _search(study: Study) -> Iterable[str]:
     tried = [run for run in study.runs if run.record["recipe"] not in ("paper", "best")]
     tried.sort(key=lambda run: run.record["val_loss"])
     rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
-    return (
-        _table(["model", "tried", "loss", *_ENDS], rows)
-        + "\n\nOne seed each; studies/plan.py says what each changes."
-    )
+    if rows:
+        yield "## The search for a recipe"
+        yield _table(["model", "tried", "loss", *_ENDS], rows)
+        yield "One seed each; studies/plan.py says what each changes, and [the log](LOG.md) why."
 
 
 def _rows(study: Study) -> Iterable[str]:
@@ -293,11 +330,16 @@ def _looked(study: Study) -> list[Kept]:
     return [run for model, recipe, k in kinds for run in study.of(model, recipe, k=k)[:1]]
 
 
+def _most_blocks(study: Study) -> str:
+    """The recipe with which most K were run, the paper's if it is as many."""
+    return max(("paper", "best"), key=lambda recipe: len(study.by_blocks(recipe)))
+
+
 def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
     """Those that the runs have something for."""
     for name, figure in FIGURES.items():
-        recipe = max(("paper", "best"), key=lambda recipe: len(study.by_blocks(recipe)))
-        chosen = list(study.by_blocks(recipe).values()) if name in OF_BLOCKS else _looked(study)
+        by_blocks = study.by_blocks(_most_blocks(study)).values()
+        chosen = list(by_blocks) if name in OF_BLOCKS else _looked(study)
         opened = zip(open_runs([run.path for run in chosen]), chosen, strict=True)
         named = [replace(run, name=figures.name_of(kept)) for run, kept in opened]
         kept = [run for run in named if figure.missing(run) is None]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import exp
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -59,17 +60,38 @@ class Kept:
 
     @cached_property
     def config(self) -> RunConfig:
-        return RunConfig.from_dict(json.loads((self.path / "config.json").read_text(encoding="utf-8")))
+        return RunConfig.from_dict(json.loads(self._read("config.json")))
 
     def result(self, what: str) -> dict[str, Any]:
-        return json.loads((self.path / "results" / f"{what}.json").read_text(encoding="utf-8"))
+        return json.loads(self._read(f"results/{what}.json"))
+
+    def _read(self, name: str) -> str:
+        """A file that must be there, and end."""
+        try:
+            text = (self.path / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            text = ""
+        if not text.endswith("\n"):
+            raise ValueError(
+                f"{self.path / name} is not there, or is cut off: remove {self.path}, and run it again"
+            )
+        return text
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
         """Tokens, and the loss on the validation text after them."""
-        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines]
+        records = [json.loads(line) for line in self._read("metrics.jsonl").splitlines()]
         return [(r["tokens"], r["validation"]["loss"]) for r in records if "validation" in r]
+
+    def perplexity(self, text: str, words: bool = False) -> float:
+        """On a text, or on those of its tokens that have a letter or digit."""
+        if text not in self.texts:
+            raise ValueError(f"{self.path} has no perplexity on {text}: remove it, and run it again")
+        found = self.texts[text]
+        if not words:
+            return found["perplexity"]
+        others, tokens = found["unbinned"], found["tokens"] - found["unbinned"]["tokens"]
+        return exp((found["loss"] * found["tokens"] - others["loss"] * others["tokens"]) / tokens)
 
     @property
     def texts(self) -> dict[str, dict[str, Any]]:

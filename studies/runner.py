@@ -1,11 +1,9 @@
 """One run of the study: trained, evaluated and looked into, and all but its weights kept."""
 
 import gc
-import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -17,6 +15,7 @@ import torch
 
 from studies.controls import CONTROLS, builder
 from studies.plan import SIZES, Run
+from studies.results import Kept
 from studies.variants import Variant
 from tide_lm import runs
 from tide_lm.cli import evaluate
@@ -60,7 +59,16 @@ class Places:
 
     def record(self, run: Run) -> dict[str, Any]:
         """What is kept of a run that is done."""
-        return json.loads((self.kept / run.slug / "results" / "study.json").read_text(encoding="utf-8"))
+        return Kept(self.kept / run.slug).record
+
+    def check(self) -> None:
+        """Raises unless the data and all that models are evaluated on is there."""
+        for path in (self.data, *(self.shared / text for text in TEXTS.values()), self.shared / "benchmarks"):
+            if not path.exists():
+                raise ValueError(
+                    f"there is no {path}: prepare data with `python -m studies prepare`, and name the folder "
+                    f"that holds benchmarks and {', '.join(TEXTS.values())}"
+                )
 
     def is_done(self, run: Run) -> bool:
         """Whether a run is kept, with the settings that it has in the plan."""
@@ -73,7 +81,8 @@ class Places:
             changed.append(f"changes: {changes} -> {dict(run.changes)}")
         if changed:
             raise ValueError(
-                f"{self.kept / run.slug} was made with other settings ({'; '.join(changed)}): remove it"
+                f"{self.kept / run.slug} was made with other settings ({'; '.join(changed)}): remove it, or "
+                "name another folder with --kept"
             )
         return True
 
@@ -112,13 +121,12 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
     return left
 
 
-def side_by_side(processes: int, words: list[str], logs: Path, tell: Callable[[str], None]) -> int:
-    """Calls `python -m studies` several times at once; returns a status that is not 0, if there is one."""
+def side_by_side(processes: int, command: list[str], logs: Path, tell: Callable[[str], None]) -> int:
+    """Runs a command several times at once; returns a status that is not 0, if there is one."""
     logs.mkdir(parents=True, exist_ok=True)
     workers = []
     for number in range(processes):
         with (logs / f"process-{number}.log").open("ab") as log:
-            command = [sys.executable, "-u", "-m", "studies", *words]
             workers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
     tell(f"{processes} processes write to {logs}/process-*.log")
 
@@ -128,13 +136,15 @@ def side_by_side(processes: int, words: list[str], logs: Path, tell: Callable[[s
 
     before = signal.signal(signal.SIGTERM, pass_on)
     try:
-        return max(abs(worker.wait()) for worker in workers)
+        statuses = [worker.wait() for worker in workers]
+        return max(status if status >= 0 else 128 - status for status in statuses)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, Any]:
     """Trains and looks; what is kept appears whole, and last."""
+    places.check()
     started, folder = time.monotonic(), places.scratch / run.slug
     config = places.config(run)
     kind = Variant if run.changes else CONTROLS.get(run.model)
@@ -142,7 +152,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     trainer = Trainer(config, folder, tell, resume=True, build=build)
     validation = trainer.train()
     if trainer.stopped_by:
-        raise KeyboardInterrupt
+        raise SystemExit(128 + trainer.stopped_by)
     record = {
         "model": run.model,
         "recipe": run.recipe,

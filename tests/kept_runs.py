@@ -24,7 +24,7 @@ def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=
     }
     validation = {"step": 1, **by_frequency(loss, record["loss_by_decile"])}
     for name, value in {"study": record, "validation": validation, **results}.items():
-        (path / "results" / f"{name}.json").write_text(json.dumps(value))
+        (path / "results" / f"{name}.json").write_text(json.dumps(value) + "\n")
     points = curve or [(500, loss + 1), (TOKENS, loss)]
     lines = [
         json.dumps({"step": tokens, "tokens": tokens, "loss": value, "validation": {"loss": value}})

@@ -58,7 +58,7 @@ def test_rows_are_shown_by_the_root_of_their_mean_square(tmp_path):
     tables = [[16.0 * (decile + 1) for decile in range(10)]] * 8
     run = keep(kept, "tide", "paper", 8, 4.5, norms={"tables": tables})
     config = RunConfig.load(None, ["model.preset=tide-8e-350m"])
-    (run.path / "config.json").write_text(json.dumps(config.to_dict()))
+    (run.path / "config.json").write_text(json.dumps(config.to_dict()) + "\n")
     page = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text()
     assert "the norm adds 1e-05, so that a row of 0.0032 counts for 0.71" in page
     assert "| paper | 0.5000 | 1.0000 | 1.5000 |" in page
@@ -121,9 +121,13 @@ def test_other_texts_and_the_tasks_that_are_above_chance(tmp_path):
     found = page(Study(tmp_path))
     assert "| base | paper | 2 | 30.5 ± 0.7 |" in found
     assert "| TIDE-8E | paper | 1 | 20.0 |" in found
-    assert "19 % and 7.1 on news" in found
+    assert "is ahead of it." not in found
     assert "| SciQ | 25 | 26.0 ± 1.0 | 28.0 ± 1.0 |" in found
     assert "| BoolQ |" not in found
+    keep(tmp_path, "tide", "best", 8, 4.4, **more(40.0, 0.28))
+    assert "TIDE-8E (best) has the lowest loss; on news `TIDE-8E (paper)` is ahead of it." in page(
+        Study(tmp_path)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,15 @@
 
 import json
 import lzma
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
@@ -132,7 +139,7 @@ def test_what_was_made_with_other_settings_is_named(places, shared_data):
     run = Run("base", "once more", "tiny", 0)
     run_all([run], places, 60, tell=print)
     changed = Run("base", "once more", "tiny", 0, settings={"optim.max_lr": 0.01})
-    with pytest.raises(ValueError, match=r"other settings \(optim.max_lr: 0.003 -> 0.01\): remove it"):
+    with pytest.raises(ValueError, match=r"other settings \(optim.max_lr: 0.003 -> 0.01\): remove it, or"):
         run_all([changed], places, 60, tell=print)
     varied = Run("base", "once more", "tiny", 0, changes={"layer_scale": 1.0})
     with pytest.raises(ValueError, match=r"other settings \(changes: \{\} -> \{'layer_scale': 1.0\}\)"):
@@ -183,6 +190,53 @@ def test_a_run_that_another_process_is_at_is_left_to_it(places):
     with places.lock(run):
         assert run_all([run], places, minutes=60, tell=told.append) == 1
     assert told == ["tiny base 0e, busy, seed 0 is left to another process"]
+
+
+def test_what_is_missing_is_named_before_training(places, tmp_path):
+    without = replace(places, shared=tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"there is no .*nothing/.*name the folder that holds benchmarks"):
+        run_all([Run("base", "no texts", "tiny", 0)], without, minutes=60, tell=print)
+    assert not list(places.scratch.glob("*no-texts*/*"))
+
+
+def test_a_record_that_is_cut_off_is_named(places, shared_data):
+    run = Run("base", "to be cut", "tiny", 0)
+    run_all([run], places, 60, tell=print)
+    record = places.kept / run.slug / "results" / "study.json"
+    record.write_text(record.read_text()[:20])
+    with pytest.raises(ValueError, match=r"study.json is not there, or is cut off: remove"):
+        run_all([run], places, 60, tell=print)
+    shutil.rmtree(record.parents[1])
+
+
+def test_processes_side_by_side_write_logs_and_the_worst_status_is_told(tmp_path):
+    command = [sys.executable, "-m", "studies", "run", ".", "--only", "("]
+    status = runner.side_by_side(2, command, tmp_path, print)
+    assert status == 2
+    assert all("is no regular expression" in log.read_text() for log in tmp_path.glob("process-[01].log"))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_sigterm_reaches_processes_side_by_side(tmp_path):
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert runner.side_by_side(2, command, tmp_path, print) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "--results", "nothing"], "Error: nothing/runs holds no run of the base"),
+        (["run", "nothing", "--data", "nowhere"], "Error: "),
+    ],
+)
+def test_errors_are_one_line(words, said, tmp_path):
+    command = [sys.executable, "-m", "studies", *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("only", "said"), [("(", "is no regular expression"), ("nothing", "finds none")])

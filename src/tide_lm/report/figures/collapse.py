@@ -32,20 +32,27 @@ def _has_pairs(run: Run) -> None:
 
 
 def _heatmap_panels(runs: Runs) -> list[Panel]:
+    def limits(name: str, measure: str) -> tuple[float, float]:
+        """The same for all runs, so that colours compare."""
+        cells = [row for run in runs for row in _categories(run).get(name, {}).get(measure, [])]
+        return min(map(min, cells)), max(map(max, cells))
+
     return [
-        _heatmap_panel(run, name, category, measure)
+        _heatmap_panel(run, name, category, measure, limits(name, measure))
         for run in runs
         for name, category in _categories(run).items()
         for measure in MEASURES
     ]
 
 
-def _heatmap_panel(run: Run, name: str, category: dict[str, Any], measure: str) -> Panel:
+def _heatmap_panel(
+    run: Run, name: str, category: dict[str, Any], measure: str, limits: tuple[float, float]
+) -> Panel:
     pairs = [short(" / ".join(map(token, pair))) for pair in category["pairs"]]
     cells = category[measure]
 
     def draw(axes: "Axes") -> None:
-        heatmap(axes, cells, MEASURES[measure])
+        heatmap(axes, cells, MEASURES[measure], limits)
         axes.set_yticks(range(len(pairs)), pairs, fontsize=9)
         axes.set_xlabel("layer")
         axes.locator_params(axis="x", integer=True)

@@ -163,7 +163,7 @@ def _update_panel(name: str, run: Run) -> Panel:
         ):
             axes.plot(range(10), numbers([row.get(key) for row in rows]), style, color=colour, label=label)
         log_scale(axes)
-        decile_axis(axes, "in the whole run")
+        decile_axis(axes, f"in {count(run.result('updates')['tokens'])} tokens")
         legend(axes)
 
     told = ends([row.get("expected_updates") for row in rows], count)
