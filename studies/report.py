@@ -283,7 +283,7 @@ def _zero_shot(study: Study) -> Iterable[str]:
 
 
 def _search(study: Study) -> Iterable[str]:
-    tried = [run for run in study.runs if run.record["recipe"] not in ("paper", "best")]
+    tried = [run for run in study.whole if run.record["recipe"] not in ("paper", "best")]
     tried.sort(key=lambda run: run.record["val_loss"])
     rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
     if rows:

@@ -126,6 +126,12 @@ class Study:
     def __init__(self, folder: Path) -> None:
         self.runs = [Kept(path.parent.parent) for path in sorted(folder.glob("*/results/study.json"))]
 
+    @cached_property
+    def whole(self) -> list[Kept]:
+        """Runs on the whole of the text."""
+        most = max((run.record["tokens"] for run in self.runs), default=0)
+        return [run for run in self.runs if run.record["tokens"] == most]
+
     def of(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> list[Kept]:
         """The runs of one kind, by seed."""
         wanted = {"model": model, "recipe": recipe, "size": size} | ({} if k is None else {"k": k})
@@ -146,8 +152,8 @@ class Study:
         return {k: run for k, run in found.items() if run is not None}
 
     def kinds(self, k: int) -> list[Kind]:
-        """What was trained with K blocks, of the small size."""
-        records = (run.record for run in self.runs)
+        """What was trained with K blocks, of the small size, on the whole text."""
+        records = (run.record for run in self.whole)
         return sorted({(r["model"], r["recipe"]) for r in records if (r["size"], r["k"]) == ("small", k)})
 
     def gains(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> dict[int, float]:

@@ -161,7 +161,7 @@ def test_the_log_has_the_differences_of_the_runs_that_are_kept(kept):
     entry = log.partition("which recipe is best for the tables?")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in entry.splitlines() if line.startswith("| ")]
     shown = {number for row in rows for number in re.findall(r"[+-]\d\.\d{3}", row[4])}
-    first = [run.record for run in kept.runs if (run.record["size"], run.record["k"]) == ("small", 8)]
+    first = [run.record for run in kept.whole if (run.record["size"], run.record["k"]) == ("small", 8)]
     losses = {(r["model"], r["recipe"]): r["val_loss"] for r in first if r["seed"] == 0}
     centre = losses.pop(("tide", "centre"))
     assert shown == {f"{loss - centre:+.3f}" for loss in losses.values()}
