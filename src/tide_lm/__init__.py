@@ -7,7 +7,6 @@ transformers' Auto classes learn of the model type `tide` without either being l
 import importlib
 import importlib.util
 import sys
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 __version__ = "0.1.0"
@@ -47,7 +46,7 @@ class _TideConfigOnDemand:
         return __getattr__("TideConfig").from_dict(*args, **kwargs)
 
 
-class _AutoConfigHook(MetaPathFinder):
+class _AutoConfigHook:
     """Registers the model type as soon as transformers defines AutoConfig."""
 
     module = "transformers.models.auto.configuration_auto"

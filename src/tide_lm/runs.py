@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +195,8 @@ def _program(path: Path) -> list[str]:
 
 def installed_version(package: str) -> str | None:
     """The version of an installed package, without importing it."""
+    from importlib import metadata  # not for commands that only calculate
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

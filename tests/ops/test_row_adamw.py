@@ -244,7 +244,7 @@ def test_an_eps_of_zero_is_refused():
 
 
 def test_the_triton_twin_gives_the_bits_of_the_reference():
-    """Interpreted, all roots and quotients are exact, as torch has them on most processors."""
+    """Interpreted, all roots and quotients are exact; tests/gpu has those of a GPU."""
     pytest.importorskip("triton", "3.9", reason="triton 3.9 is the first whose interpreter rounds fma once")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
@@ -252,14 +252,12 @@ def test_the_triton_twin_gives_the_bits_of_the_reference():
     assert done.stdout.split() == ["agreed"] * 18
 
 
-def roots_are_exact(dtype: torch.dtype) -> bool:
-    """Whether torch's are; those of MKL, which it has on some processors, may be off by the last bit."""
-    some = torch.rand(100_000, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    return torch.equal(some.sqrt(), torch.from_numpy(np.sqrt(some.numpy())))
-
-
 def compare_twins() -> None:
-    """Print a line for each case in which Triton, interpreted, and the reference agree."""
+    """Print a line for each case in which Triton, interpreted, and the reference agree.
+
+    Roots are numpy's: those of MKL, which torch has on some processors, may be off by the last bit.
+    """
+    torch.Tensor.sqrt = lambda tensor: torch.from_numpy(np.sqrt(tensor.numpy()))
     from tide_lm.ops.row_adamw import advance_reference
     from tide_lm.ops.row_adamw_triton import advance_triton
 
@@ -287,9 +285,6 @@ def compare_twins() -> None:
             other = getattr(twin, name)
             if tensor.dtype == torch.bfloat16:  # the interpreter cuts bits off where torch and a GPU round
                 agreed = (tensor.view(torch.int16) - other.view(torch.int16)).abs().max() <= 1
-            elif tensor.is_floating_point() and not roots_are_exact(tensor.dtype):
-                eps = torch.finfo(tensor.dtype).eps
-                agreed = torch.allclose(tensor, other, rtol=8 * eps, atol=eps)
             else:
                 agreed = torch.equal(tensor, other)
             assert agreed, (name, dtype, moments, shape, ids, learns)

@@ -1,5 +1,6 @@
 """The command `tide-lm`. Commands import what is heavy when they run, so help answers at once."""
 
+import copy
 import os
 import sys
 
@@ -49,6 +50,16 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
         raise typer.Exit
 
 
+def _asked_for() -> typer.Typer:
+    """The commands, or the one that is called: typer works at the options of all it has, at every start."""
+    asked = [command for command in app.registered_commands if command.name in sys.argv[1:2]]
+    if not asked:
+        return app
+    alone = copy.copy(app)
+    alone.registered_commands, alone.registered_groups = asked, []
+    return alone
+
+
 def main() -> None:
     """Exit status: 0 done, 1 the work failed, 2 the call is wrong."""
     if sys.platform == "win32":
@@ -56,7 +67,7 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of other libraries are for terminals
     try:
-        app()
+        _asked_for()()
     except (ValueError, OSError) as error:
         let_first_speak()
         typer.echo(f"error: {error}", err=True)
