@@ -4,7 +4,6 @@ Each control has the K tables of TIDE, of V x D numbers each. Those with tables 
 have one a layer, so that K is the number of layers. Shapes as in tide_lm.model.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from tide_lm.model import (
     Memory,
     MemoryAttention,
     MemoryNorm,
-    MemoryRouter,
     TideConfig,
     TideDecoderLayer,
     TideForCausalLM,
@@ -96,14 +94,6 @@ class WideInput(TideForCausalLM):
     decoder_class = WideInputModel
 
 
-class _OwnTable(TideDecoderLayer):
-    """A layer that sees its own table alone."""
-
-    def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
-        own_U1D = memory.rows_UKD[:, self.layer_idx : self.layer_idx + 1]
-        return super().forward(hidden_states, Memory(own_U1D), **kwargs)
-
-
 class _OwnTables(TideModel):
     def __init__(self, config: TideConfig) -> None:
         if config.num_memory_blocks != config.num_hidden_layers:
@@ -123,7 +113,7 @@ class LayerTablesNorm(LlamaRMSNorm):
     """Of what is added, so that it begins with the memory's gain."""
 
 
-class LayerTablesLayer(_OwnTable):
+class LayerTablesLayer(TideDecoderLayer):
     """`h + RMSNorm(W_out (gelu(W_gate n) * e_l))`, as per-layer embeddings join the stream in Gemma 3n.
 
     n is h with its norm: the states of a small model begin too small for a gate.
@@ -132,7 +122,7 @@ class LayerTablesLayer(_OwnTable):
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         del self.router, self.router_weights
-        D = config.hidden_size
+        D, self.memory_own_block = config.hidden_size, True
         self.table_gate, self.table_out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
         self.table_norm = LayerTablesNorm(D, eps=config.rms_norm_eps)
 
@@ -161,40 +151,11 @@ class LayerTables(TideForCausalLM):
 
 
 @strict
-class LayerRouterConfig(TideConfig):
-    model_type = "tide-layer-router"
-
-
-class LayerRouterLayer(_OwnTable):
-    """TIDE's layer with one block, its own: the router weighs it against the null bank."""
-
-    def __init__(self, config: TideConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        one_block = copy.copy(config)
-        one_block.num_memory_blocks = 1
-        self.router = MemoryRouter(one_block)
-
-
-class LayerRouterModel(_OwnTables):
-    layer_class = LayerRouterLayer
-
-
-class LayerRouter(TideForCausalLM):
-    """A table for each layer, which a router weighs against a null bank: MoLE with one expert a layer.
-
-    With `memory_values` the layer's row is in its values too.
-    """
-
-    config_class = LayerRouterConfig
-    decoder_class = LayerRouterModel
-
-
-@strict
 class ValueTablesConfig(TideConfig):
     model_type = "tide-value-tables"
 
 
-class ValueTablesLayer(_OwnTable):
+class ValueTablesLayer(TideDecoderLayer):
     """Value embeddings, as in nanochat."""
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
@@ -242,20 +203,6 @@ class InputAndValues(TideForCausalLM):
     decoder_class = InputAndValuesModel
 
 
-CONTROLS: dict[str, type[TideForCausalLM]] = {
-    "input-only": InputOnly,
-    "wide-input": WideInput,
-    "layer-tables": LayerTables,
-    "layer-router": LayerRouter,
-    "layer-router-and-values": LayerRouter,
-    "value-tables": ValueTables,
-    "input-and-values": InputAndValues,
-}
-for _kind in CONTROLS.values():
-    AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
-    AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
-
-
 _OF_ITS_KIND = {"auto_map", "model_type", "transformers_version"}
 
 
@@ -264,6 +211,25 @@ def builder(kind: type[TideForCausalLM], **changes: Any) -> Callable[[TideConfig
 
     def build(shape: TideConfig) -> TideForCausalLM:
         values = {name: getattr(shape, name) for name in shape.to_diff_dict() if name not in _OF_ITS_KIND}
-        return kind(kind.config_class(**values, **changes))
+        return kind(kind.config_class(**{**values, **changes}))
 
     return build
+
+
+_KINDS = {
+    "input-only": InputOnly,
+    "wide-input": WideInput,
+    "layer-tables": LayerTables,
+    "value-tables": ValueTables,
+    "input-and-values": InputAndValues,
+}
+for _kind in _KINDS.values():
+    AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
+    AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
+
+_layer_router = builder(TideForCausalLM, memory_own_block=True)  # MoLE with one expert a layer
+CONTROLS = {
+    **{name: builder(kind) for name, kind in _KINDS.items()},
+    "layer-router": _layer_router,
+    "layer-router-and-values": _layer_router,
+}

@@ -147,8 +147,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     places.check()
     started, folder = time.monotonic(), places.scratch / run.slug
     config = places.config(run)
-    kind = Variant if run.changes else CONTROLS.get(run.model)
-    build = TideForCausalLM if kind is None else builder(kind, **run.changes)
+    build = builder(Variant, **run.changes) if run.changes else CONTROLS.get(run.model, TideForCausalLM)
     trainer = Trainer(config, folder, tell, resume=True, build=build)
     validation = trainer.train()
     if trainer.stopped_by:

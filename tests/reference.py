@@ -56,14 +56,19 @@ def _sequence(
         for t in range(len(ids)):
             h_tilde = h[t] + attended[t]  # eq:attn
             n_tilde = rms_norm(h_tilde, own["post_attention_layernorm"], config.rms_norm_eps)
-            alpha_S = softmax(own["router"] @ n_tilde)  # eq:router
+            slots = range(config.num_memory_blocks + 1)
+            if config.memory_own_block:  # not in the paper
+                slots = (layer % config.num_memory_blocks, config.num_memory_blocks)
+            alpha_S = [torch.zeros_like(n_tilde[0])] * (config.num_memory_blocks + 1)
+            for slot, weight in zip(slots, softmax(own["router"] @ n_tilde), strict=True):  # eq:router
+                alpha_S[slot] = weight
             m = torch.zeros_like(h_tilde)
             for k, M_k in enumerate(memory[t]):
                 m = m + alpha_S[k] * M_k
             if layer in drop:
                 m = torch.zeros_like(m)
             h[t] = h_tilde + _ffn(own, n_tilde) + m  # eq:tide_model
-            alphas[-1].append(alpha_S)
+            alphas[-1].append(torch.stack(alpha_S))
     return h, alphas
 
 

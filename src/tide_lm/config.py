@@ -8,6 +8,15 @@ from typing import Any
 _LARGEST = 2**31 - 1
 
 
+def check_own_blocks(blocks: int, layers: int) -> None:
+    """That there is a layer for each block."""
+    if blocks > layers:
+        raise ValueError(
+            f"num_memory_blocks is {blocks}, and with memory_own_block {layers} layers use one each: "
+            f"lower it to {layers}, or set memory_own_block to false"
+        )
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A model's shape under the names of a Hugging Face config; `num_memory_blocks` 0 is the base."""
@@ -21,6 +30,7 @@ class ModelConfig:
     head_dim: int
     num_memory_blocks: int = 0
     memory_values: bool = False
+    memory_own_block: bool = False
     max_position_embeddings: int = 2048
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-5
@@ -34,7 +44,7 @@ class ModelConfig:
         for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
             self._check_size(name, least=1)
         self._check_size("num_memory_blocks", least=0)
-        for name in ("tie_word_embeddings", "memory_values"):
+        for name in ("tie_word_embeddings", "memory_values", "memory_own_block"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be true or false")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -49,6 +59,13 @@ class ModelConfig:
                 f"hidden_size is {self.hidden_size}, which the values of all heads, {values}, do not divide: "
                 "set memory_values to false"
             )
+        if self.memory_own_block:
+            check_own_blocks(self.num_memory_blocks, self.num_hidden_layers)
+
+    @property
+    def mixed_blocks(self) -> int:
+        """Of which a layer's router makes its mix."""
+        return 1 if self.num_memory_blocks and self.memory_own_block else self.num_memory_blocks
 
     def _check_size(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -93,7 +110,7 @@ class ModelConfig:
             raise ValueError("it has biases, which are not counted: set attention_bias and mlp_bias to false")
         if values.get("memory_dim") not in (None, hidden):
             raise ValueError(f"memory_dim is {values['memory_dim']!r}: it must equal hidden_size, {hidden!r}")
-        rope = values.get("rope_parameters")
+        rope, tide = values.get("rope_parameters"), values["model_type"] == "tide"
         return cls(
             vocab_size=values["vocab_size"],
             hidden_size=hidden,
@@ -102,8 +119,9 @@ class ModelConfig:
             num_attention_heads=heads,
             num_key_value_heads=values.get("num_key_value_heads") or heads,
             head_dim=values.get("head_dim") or hidden // heads,
-            num_memory_blocks=values["num_memory_blocks"] if values["model_type"] == "tide" else 0,
-            memory_values=values.get("memory_values", False) if values["model_type"] == "tide" else False,
+            num_memory_blocks=values["num_memory_blocks"] if tide else 0,
+            memory_values=values.get("memory_values", False) if tide else False,
+            memory_own_block=values.get("memory_own_block", False) if tide else False,
             max_position_embeddings=values.get("max_position_embeddings", 2048),
             rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
             rms_norm_eps=values.get("rms_norm_eps", 1e-6),

@@ -41,7 +41,7 @@ def count_parameters(model: ModelConfig) -> Parameters:
     embeddings = model.vocab_size * D * (1 if model.tie_word_embeddings else 2)
     return Parameters(
         backbone=embeddings + L * layer + D,
-        routers=L * (K + 1) * D if K else 0,
+        routers=L * (model.mixed_blocks + 1) * D if K else 0,
         value_gates=L * (D // model.head_dim) * D if K and model.memory_values else 0,
         gains=K * D,
         tables=model.vocab_size * K * D,
@@ -77,7 +77,7 @@ def train_flops(model: ModelConfig, sequence: int) -> int:
     parameters = count_parameters(model)
     looked_up = 0 if model.tie_word_embeddings else model.vocab_size * D
     multiplied = parameters.backbone + parameters.routers + parameters.value_gates - looked_up
-    mixed = model.num_memory_blocks + (1 if parameters.value_gates else 0)
+    mixed = model.mixed_blocks + (1 if parameters.value_gates else 0)
     return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * mixed
 
 

@@ -101,10 +101,11 @@ class EmbeddingMemory(nn.Module):
 
 
 class MemoryRouter(nn.Linear):
-    """The logits `W_r n~` over the K blocks and, last, the null bank; no bias (eq. 3.5)."""
+    """The logits `W_r n~` over the blocks of a layer and, last, the null bank; no bias (eq. 3.5)."""
 
     def __init__(self, config: TideConfig) -> None:
-        super().__init__(config.hidden_size, config.num_memory_blocks + 1, bias=False)
+        blocks = 1 if config.memory_own_block else config.num_memory_blocks
+        super().__init__(config.hidden_size, blocks + 1, bias=False)
 
     def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
         slots = self.out_features
@@ -116,10 +117,21 @@ class MemoryRouter(nn.Linear):
 
 
 class RouterWeights(nn.Module):
-    """`alpha = softmax(W_r n~)`: a module, so that transformers can record what it returns."""
+    """`alpha = softmax(W_r n~)`: a module, so that transformers can record what it returns.
+
+    Of `hidden_blocks`, so many before the layer's own and so many after it, the weight is 0.
+    """
+
+    def __init__(self, hidden_blocks: tuple[int, int] = (0, 0)) -> None:
+        super().__init__()
+        self.hidden_blocks = hidden_blocks
 
     def forward(self, logits_BTS: torch.Tensor) -> torch.Tensor:
-        return ops.router_weights(logits_BTS)
+        alpha_BTS = ops.router_weights(logits_BTS)
+        if not any(self.hidden_blocks):
+            return alpha_BTS
+        blocks_BTK = nn.functional.pad(alpha_BTS[..., :-1], self.hidden_blocks)
+        return torch.cat([blocks_BTK, alpha_BTS[..., -1:]], -1)
 
 
 class MemoryAttention(LlamaAttention):
@@ -168,11 +180,14 @@ class TideDecoderLayer(LlamaDecoderLayer):
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.layer_idx, self.memory_values = layer_idx, config.memory_values
+        K, self.layer_idx = config.num_memory_blocks, layer_idx
+        self.memory_values, self.memory_own_block = config.memory_values, config.memory_own_block
+        self.own_block = layer_idx % K
         if self.memory_values:
             self.self_attn = MemoryAttention(config, layer_idx)
         self.router = MemoryRouter(config)
-        self.router_weights = RouterWeights()
+        others = (self.own_block, K - 1 - self.own_block) if self.memory_own_block else (0, 0)
+        self.router_weights = RouterWeights(others)
 
     def forward(
         self,
@@ -186,8 +201,10 @@ class TideDecoderLayer(LlamaDecoderLayer):
         sink = None if sinks is None else sinks.mix[self.layer_idx]
         drop = self.layer_idx in drop_memory_layers
         if self.memory_values and not drop:
-            kwargs["value_rows_UD"] = rows_UKD[:, self.layer_idx % rows_UKD.shape[1]]
+            kwargs["value_rows_UD"] = rows_UKD[:, self.own_block]
             kwargs["value_sink_BTD"] = None if sinks is None else sinks.values[self.layer_idx]
+        if self.memory_own_block:
+            rows_UKD = rows_UKD[:, self.own_block : self.own_block + 1]
         return self.block(hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs)
 
     def block(

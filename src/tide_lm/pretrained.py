@@ -17,6 +17,7 @@ from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from tide_lm import presets, runs
+from tide_lm.config import check_own_blocks
 from tide_lm.seeded_init import normal, normal_rows
 
 _SHIM_MODULE = "modeling_tide"
@@ -45,8 +46,10 @@ class TideConfig(LlamaConfig):
     """A Llama's configuration with `num_memory_blocks` (K) and the initial gain of the memory's norm.
 
     K = 0 is the base model, exactly `LlamaForCausalLM`. `memory_dim` is the paper's d_b; it must equal
-    `hidden_size`, since memory joins the residual stream with no projection. With `memory_values` one row
-    joins the values of each layer's attention too, which the paper does not have.
+    `hidden_size`, since memory joins the residual stream with no projection.
+
+    Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, and with
+    `memory_own_block` layer l mixes no other row than that.
     """
 
     model_type = "tide"
@@ -56,6 +59,7 @@ class TideConfig(LlamaConfig):
     memory_gain_init: int | float = 1.0
     memory_dim: int | None = None
     memory_values: bool = False
+    memory_own_block: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = list(TideConfig.__annotations__)
@@ -91,6 +95,8 @@ class TideConfig(LlamaConfig):
                 f"{self.head_dim} are {values}, which does not divide it: rows do not fit into values; set "
                 "memory_values to false"
             )
+        if self.memory_own_block:
+            check_own_blocks(self.num_memory_blocks, self.num_hidden_layers)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         Path(save_directory).mkdir(parents=True, exist_ok=True)
@@ -179,7 +185,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             name, found, wanted = min(info["mismatched_keys"])
             raise ValueError(
                 f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config calls for "
-                f"{tuple(wanted)}: give the num_memory_blocks and vocab_size that it was saved with"
+                f"{tuple(wanted)}: give num_memory_blocks, memory_own_block and vocab_size as they were saved"
             )
         return (model, info) if output_loading_info else model
 

@@ -21,6 +21,7 @@ class ModelSection:
     vocab_size: int = 0
     memory_gain_init: float = 1.0
     memory_values: bool = False
+    memory_own_block: bool = False
     tie_word_embeddings: bool = True
 
     def shape(self) -> ModelConfig:
@@ -29,6 +30,7 @@ class ModelSection:
             model,
             vocab_size=self.vocab_size or model.vocab_size,
             memory_values=self.memory_values and model.num_memory_blocks > 0,
+            memory_own_block=self.memory_own_block and model.num_memory_blocks > 0,
             tie_word_embeddings=self.tie_word_embeddings,
         )
 
@@ -183,9 +185,10 @@ class RunConfig:
         """How the tables are trained, in words."""
         optim = self.optim
         moments = "" if optim.table_moments == "float32" else f", moments in {optim.table_moments}"
+        own = "each layer its own block, " if self.model.memory_own_block else ""
         values = "rows in values too, " if self.model.memory_values else ""
         return (
-            f"{values}gains from {self.model.memory_gain_init:g}, "
+            f"{own}{values}gains from {self.model.memory_gain_init:g}, "
             f"learning rate x{optim.table_lr_multiple:g}, decay {optim.table_weight_decay:g}, "
             f"{optim.table_update} AdamW{moments}"
         )

@@ -136,6 +136,7 @@ def test_foreign_keys_pass_as_in_transformers():
         ("memory_gain_init", float("nan")),
         ("memory_dim", "32"),
         ("memory_values", 1),
+        ("memory_own_block", "yes"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
@@ -149,6 +150,11 @@ def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
     with pytest.raises(StrictDataclassError, match="2 key-value heads of 0 are 0"):
         tiny_config(memory_values=True, head_dim=0)
     tiny_config(memory_values=True, head_dim=12, num_memory_blocks=0)  # where there are no rows
+
+
+def test_blocks_that_no_layer_would_have_as_its_own_are_refused(tiny_config):
+    with pytest.raises(StrictDataclassError, match="is 3, and with memory_own_block 2 layers use"):
+        tiny_config(memory_own_block=True)
 
 
 def test_a_gain_may_be_written_as_a_whole_number():

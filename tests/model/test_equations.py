@@ -20,6 +20,14 @@ ATTENTION = {
         "head_dim": 4,
         "memory_values": True,
     },
+    "own block": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "memory_values": True,
+        "memory_own_block": True,
+        "num_hidden_layers": 9,  # so that layers share a block, and those that do not have each its own
+    },
 }
 
 
@@ -32,12 +40,11 @@ def tiny_model(blocks: int, attention: str = "grouped", tied: bool = True) -> Ti
         vocab_size=23,
         hidden_size=16,
         intermediate_size=20,
-        num_hidden_layers=2,
         num_memory_blocks=blocks,
         tie_word_embeddings=tied,
         rms_norm_eps=0.05,
         rope_parameters={"rope_type": "default", "rope_theta": 10.0},
-        **ATTENTION[attention],
+        **{"num_hidden_layers": 2, **ATTENTION[attention]},
     )
     model = TideForCausalLM(config).double()
     generator = torch.Generator().manual_seed(blocks)
@@ -110,7 +117,7 @@ def test_a_token_that_repeats_sums_its_gradient_over_the_loss_at_each_place() ->
     assert_same_gradients(model, leaves)
 
 
-@pytest.mark.parametrize("attention", ["grouped", "rows in values"])
+@pytest.mark.parametrize("attention", ["grouped", "rows in values", "own block"])
 def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_and_row_gradients(
     attention: str,
 ) -> None:
@@ -135,7 +142,7 @@ def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_an
 
 
 @pytest.mark.parametrize("dropped", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("attention", ["grouped", "rows in values"])
+@pytest.mark.parametrize("attention", ["grouped", "rows in values", "own block"])
 def test_dropped_layers_add_no_memory(attention: str, dropped: tuple[int, ...]) -> None:
     model = tiny_model(3, attention)
     leaves = leaves_of(model)
@@ -147,13 +154,14 @@ def test_dropped_layers_add_no_memory(attention: str, dropped: tuple[int, ...]) 
     assert not torch.allclose(found, model(REPEATED).logits, rtol=0.01)
 
 
+@pytest.mark.parametrize("attention", ["grouped", "own block"])
 @pytest.mark.parametrize("blocks", [1, 3, 8])
-def test_router_weights_are_the_equations_alpha_with_the_null_bank_last(blocks: int) -> None:
-    model = tiny_model(blocks)
+def test_router_weights_are_the_equations_alpha_with_the_null_bank_last(blocks: int, attention: str) -> None:
+    model = tiny_model(blocks, attention)
     outputs = model(REPEATED, output_router_weights=True)
     wanted = tide_forward(leaves_of(model), model.config, REPEATED).alpha_LBTS
 
-    assert len(outputs.router_weights) == len(wanted) == 2
+    assert len(outputs.router_weights) == len(wanted) == model.config.num_hidden_layers
     for found_BTS, wanted_BTS in zip(outputs.router_weights, wanted, strict=True):
         assert found_BTS.shape == (2, 5, blocks + 1)
         assert_close(found_BTS, wanted_BTS, "alpha")

@@ -107,9 +107,13 @@ def test_lora_trains_only_its_adapters_and_reloads(tiny_model, token_ids, tmp_pa
     assert torch.allclose(PeftModel.from_pretrained(fresh, tmp_path / "adapter")(token_ids).logits, after)
 
 
-@pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
-def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, values):
-    model = tiny_model(memory_values=values).train()
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"memory_values": True}, {"memory_own_block": True, "num_memory_blocks": 2}],
+    ids=["", "rows in values", "own block"],
+)
+def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, changes):
+    model = tiny_model(**changes).train()
     plain = gradients(model, token_ids)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     loss = compiled(token_ids, labels=token_ids).loss

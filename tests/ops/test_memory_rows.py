@@ -18,11 +18,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # A row of many pieces, rows of one position, and sizes that are no powers of two.
 SHAPES = [(2, 3, 4, 1, 8), (2, 40, 5, 3, 33), (1, 1, 1, 2, 16), (3, 7, 50, 9, 20)]
 
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [{}, {"values": True}, {"own": True}, {"values": True, "own": True}],
+    ids=["mixed", "in values too", "own block", "own block in values too"],
+)
 
-def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
+
+def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, own=False):
     """A loss through some layers of mixing, and the gradients of all that takes part.
 
-    With `values` each layer adds a row of one block as well.
+    With `values` each layer adds a row of one block as well, and its `own` block may be all that it mixes.
 
     Not fused, it is computed in float64 from the same inputs.
     """
@@ -38,12 +44,12 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
     wide = torch.promote_types(dtype, torch.float32) if fused else torch.float64
     table = normal(V, K, D).to(wide).requires_grad_()
     gain = normal(K, D).to(wide).requires_grad_()
-    routers = [(normal(D, K + 1) / 4).requires_grad_() for _ in range(layers)]
+    routers = [(normal(D, 2 if own else K + 1) / 4).requires_grad_() for _ in range(layers)]
     h = start = normal(B, T, D).requires_grad_()
     if fused:
         index = RowIndex.of(ids)
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, sinks = normed_rows(raw, gain, EPS, index, layers, dtype, values)
+        rows, sinks = normed_rows(raw, gain, EPS, index, layers, dtype, values, own)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
     for layer, router in enumerate(routers):
@@ -53,10 +59,11 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
         if values:
             where, sink = (index.index_BT, sinks.values[layer]) if fused else (ids, None)
             h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, sink)
+        mixed = rows[:, layer % K : layer % K + 1] if own else rows
         if fused:
-            h = ops.memory_mix(h, logits, rows, index.index_BT, h / 2, sinks.mix[layer])
+            h = ops.memory_mix(h, logits, mixed, index.index_BT, h / 2, sinks.mix[layer])
         else:
-            h = ops.memory_mix(h, logits, rows, ids, h / 2)
+            h = ops.memory_mix(h, logits, mixed, ids, h / 2)
     (h * normal(B, T, D)).sum().backward()
     if fused:
         d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad)
@@ -73,16 +80,16 @@ def assert_near(found, expected, tolerance):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if INTERPRETED else list(TOLERANCES))
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("values", [False, True], ids=["mixed", "in values too"])
-def test_output_and_gradients_are_those_of_autograd(shape, dtype, values):
-    found, expected = (_losses(dtype, shape, fused, values=values) for fused in (True, False))
+@KINDS
+def test_output_and_gradients_are_those_of_autograd(shape, dtype, kind):
+    found, expected = (_losses(dtype, shape, fused, **kind) for fused in (True, False))
     assert_near(found, expected, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("values", [False, True], ids=["mixed", "in values too"])
-def test_a_layer_without_its_memory_gives_nothing(values):
+@KINDS
+def test_a_layer_without_its_memory_gives_nothing(kind):
     found, expected = (
-        _losses(torch.float32, SHAPES[1], fused, dropped=(1,), values=values) for fused in (True, False)
+        _losses(torch.float32, SHAPES[1], fused, dropped=(1,), **kind) for fused in (True, False)
     )
     assert_near(found, expected, 2e-6)
 

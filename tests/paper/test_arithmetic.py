@@ -76,13 +76,14 @@ def test_the_gradient_ratio_bound_is_its_formula_not_the_ratio_of_frequencies() 
 
 
 @pytest.mark.parametrize(
-    ("tied", "values"), [(True, False), (False, False), (True, True)], ids=["tied", "untied", "values"]
+    "changes",
+    [{}, {"tie_word_embeddings": False}, {"memory_values": True}, {"memory_own_block": True}],
+    ids=["tied", "untied", "values", "own"],
 )
 @pytest.mark.parametrize(
     "name", ["base-1b", "tide-8e-1b", "tide-24e-3b", "tide-2e-750m", "base-350m", "tide-4e-tiny"]
 )
-def test_counts_are_those_of_the_real_model(name: str, tied: bool, values: bool) -> None:
-    changes = {"tie_word_embeddings": tied, "memory_values": values}
+def test_counts_are_those_of_the_real_model(name: str, changes: dict[str, bool]) -> None:
     with torch.device("meta"):
         model = TideForCausalLM(TideConfig.from_preset(name, **changes))
     found = {"backbone": 0, "routers": 0, "value_gates": 0, "gains": 0, "tables": 0}

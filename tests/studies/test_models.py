@@ -35,7 +35,7 @@ def logits(model):
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_without_its_tables_is_the_base(name):
-    model = made(builder(CONTROLS[name]), memory_gain_init=0.0)
+    model = made(CONTROLS[name], memory_gain_init=0.0)
     with torch.no_grad():
         if name == "wide-input":  # whose tables are not normalised
             model.model.memory.weight.zero_()
@@ -44,7 +44,7 @@ def test_a_control_without_its_tables_is_the_base(name):
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_uses_its_tables_and_learns_all_it_has(name):
-    model = made(builder(CONTROLS[name]))
+    model = made(CONTROLS[name])
     assert not torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-3)
     model(IDS, labels=IDS).loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
@@ -52,7 +52,7 @@ def test_a_control_uses_its_tables_and_learns_all_it_has(name):
 
 @pytest.mark.parametrize(("name", "weight"), [("input-only", 1 / 4), ("wide-input", 1)])
 def test_what_is_added_to_the_input(name, weight):
-    control, base = made(builder(CONTROLS[name])), made(TideForCausalLM, blocks=0)
+    control, base = made(CONTROLS[name]), made(TideForCausalLM, blocks=0)
     with torch.no_grad():
         added_BTD = weight * control.model.memory(IDS).rows_UKD.sum(1).view(*IDS.shape, -1)
         expected = base(inputs_embeds=base.model.embed_tokens(IDS) + added_BTD).logits
@@ -60,7 +60,7 @@ def test_what_is_added_to_the_input(name, weight):
 
 
 def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
-    model = made(builder(CONTROLS["layer-tables"]), memory_gain_init=0.1)
+    model = made(CONTROLS["layer-tables"], memory_gain_init=0.1)
     added = []
     for layer in model.model.layers:
         layer.table_norm.register_forward_hook(lambda *call: added.append(call[-1].square().mean() ** 0.5))
@@ -69,7 +69,7 @@ def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
 
 
 def test_a_layers_own_table_is_in_its_values_too_if_asked_for():
-    build = builder(CONTROLS["layer-router-and-values"])
+    build = CONTROLS["layer-router-and-values"]
     model, seen = made(build, memory_values=True), []
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
@@ -87,36 +87,36 @@ def test_a_control_has_the_parameters_of_tide(name):
     with torch.device("meta"):
         counts = [
             sum(parameter.numel() for parameter in build(shape).parameters())
-            for build in (TideForCausalLM, builder(CONTROLS[name]))
+            for build in (TideForCausalLM, CONTROLS[name])
         ]
     assert counts[1] == pytest.approx(counts[0], rel=0.03)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_is_causal(name):
-    model = made(builder(CONTROLS[name]))
+    model = made(CONTROLS[name])
     changed = IDS.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 64
     with torch.no_grad():
         assert torch.allclose(model(changed).logits[:, :-1], logits(model)[:, :-1], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["layer-tables", "layer-router", "value-tables"])
+@pytest.mark.parametrize("name", ["layer-tables", "value-tables", "input-and-values"])
 def test_a_control_of_layers_needs_a_table_for_each(name):
     with pytest.raises(
         ValueError, match="has a table for each of 3 layers: set num_memory_blocks, 2, to that"
     ):
-        made(builder(CONTROLS[name]), blocks=2)
+        made(CONTROLS[name], blocks=2)
 
 
-@pytest.mark.parametrize("kind", [*CONTROLS.values(), Variant])
-def test_a_saved_model_is_opened_as_what_it_is(kind, tmp_path):
+@pytest.mark.parametrize("build", [*CONTROLS.values(), builder(Variant)])
+def test_a_saved_model_is_opened_as_what_it_is(build, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    model = made(builder(kind))
+    model = made(build)
     model.save_pretrained(tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(opened) is kind
+    assert type(opened) is type(model)
     assert torch.equal(logits(opened), logits(model))
 
 
@@ -224,7 +224,7 @@ def test_memory_may_be_added_to_the_input_too():
 
 def test_values_hold_the_row_of_their_layer():
     """A control of values alone is TIDE with rows in values, whose routers choose the null bank."""
-    control = made(builder(CONTROLS["value-tables"]))
+    control = made(CONTROLS["value-tables"])
     tide = made(TideForCausalLM, memory_values=True)
     tide.load_state_dict(control.state_dict(), strict=False)
     for layer in tide.model.layers:

@@ -212,13 +212,22 @@ def test_accumulation_changes_no_gradient(settings, tmp_path):
     ],
 )
 def test_what_saves_time_or_memory_learns_the_same(settings, tmp_path, setting):
-    def losses(*more: str) -> list[float]:
-        config = RunConfig.load(None, [*settings, "train.record_gradients=false", *more])
-        trainer = Trainer(config, tmp_path / "run", print)
-        return [_loss_and_norm(trainer)[0] for _ in range(4)]
+    expected = _losses([*settings, "optim.clip_norm=1000"] if "clip" in setting else settings, tmp_path)
+    found = _losses([*settings, setting], tmp_path)
+    assert found == pytest.approx(expected, rel=2e-3 if "bfloat16" in setting else 1e-5)
 
-    expected = losses("optim.clip_norm=1000") if "clip" in setting else losses()
-    assert losses(setting) == pytest.approx(expected, rel=2e-3 if "bfloat16" in setting else 1e-5)
+
+def test_a_block_for_each_layer_learns_as_with_dense_tables(settings, tmp_path):
+    own = [*settings, "model.memory_own_block=true"]
+    expected = _losses([*own, "optim.table_update=dense"], tmp_path)
+    assert _losses(own, tmp_path) == pytest.approx(expected, rel=1e-5)
+    assert _losses(settings, tmp_path) != pytest.approx(expected, rel=1e-4)
+
+
+def _losses(settings, folder) -> list[float]:
+    config = RunConfig.load(None, [*settings, "train.record_gradients=false"])
+    trainer = Trainer(config, folder / "run", print)
+    return [_loss_and_norm(trainer)[0] for _ in range(4)]
 
 
 def _loss_and_norm(trainer: Trainer) -> tuple[float, float]:

@@ -36,6 +36,7 @@ def _mix_kernel(
     order,
     out,
     stride,
+    row_stride,
     K: tl.constexpr,
     KS: tl.constexpr,
     D: tl.constexpr,
@@ -44,7 +45,7 @@ def _mix_kernel(
     n = tl.load(order + tl.program_id(0)).to(tl.int64)  # positions of one row follow each other: it is cached
     blocks = tl.arange(0, KS)
     alpha, _ = _softmax(logits + n * stride, K, blocks)
-    row = rows + tl.load(index + n).to(tl.int64) * (K * D)
+    row = rows + tl.load(index + n).to(tl.int64) * row_stride
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         inside = d < D
@@ -66,6 +67,7 @@ def _mix_backward_kernel(
     d_logits,
     alphas,
     stride,
+    row_stride,
     K: tl.constexpr,
     KS: tl.constexpr,
     D: tl.constexpr,
@@ -74,7 +76,7 @@ def _mix_backward_kernel(
     n = tl.load(order + tl.program_id(0)).to(tl.int64)
     k = tl.arange(0, KS)
     alpha, null = _softmax(logits + n * stride, K, k)
-    row = rows + tl.load(index + n).to(tl.int64) * (K * D)
+    row = rows + tl.load(index + n).to(tl.int64) * row_stride
     products = tl.zeros((KS, BLOCK), tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
@@ -192,6 +194,7 @@ def mix(
         order_N,
         out,
         logits_NS.stride(0),
+        rows_UKD.stride(0),
         K,
         triton.next_power_of_2(K),
         D,
@@ -222,6 +225,7 @@ def mix_backward(
         d_logits,
         alpha,
         logits_NS.stride(0),
+        rows_UKD.stride(0),
         K,
         blocks,
         D,

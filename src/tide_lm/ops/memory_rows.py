@@ -2,7 +2,8 @@
 
 Every layer mixes the same rows, so the gradient of a row is a sum over layers and over the positions of its
 token. Layers put what it is made of into sinks, and it is formed once, at the end: dM = sum alpha g. A row in
-a layer's values is mixed with an alpha of 1, and all others with 0.
+a layer's values is mixed with an alpha of 1, and all others with 0. A layer that mixes its own block alone
+has an alpha for that.
 
 Shapes: B batch, T tokens, N = B * T positions, U rows, K blocks, D hidden, P pieces.
 """
@@ -61,13 +62,14 @@ def normed_rows(
     layers: int,
     dtype: torch.dtype,
     values: bool = False,
+    own_block: bool = False,
 ) -> tuple[torch.Tensor, Sinks]:
     """RMSNorm of the rows, in `dtype`, and sinks for each layer, through which their gradient comes.
 
-    With `values` layers have a sink for the row of block l mod K too, to which it is added.
+    With `values` layers have a sink for the row of block l mod K too, to which it is added. With `own_block`
+    that is also all that they mix.
     """
-    value_blocks = [layer % len(gain_KD) for layer in range(layers)] if values else []
-    rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, value_blocks, dtype)
+    rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, values, own_block, dtype)
     gradients, alphas, of_values = sinks[:layers], sinks[layers : 2 * layers], sinks[2 * layers :]
     orders = [index.order_N] * layers
     return rows_UKD, Sinks(tuple(zip(gradients, alphas, orders, strict=True)), tuple(of_values))
@@ -82,7 +84,8 @@ class _NormedRows(torch.autograd.Function):
         eps: float,
         index: RowIndex,
         layers: int,
-        value_blocks: list[int],
+        values: bool,
+        own_block: bool,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, ...]:
         if use_triton(raw_UKD):
@@ -92,15 +95,17 @@ class _NormedRows(torch.autograd.Function):
         else:
             rows_UKD = (gain_KD * raw_UKD * _inverse_rms(raw_UKD, eps)).to(dtype)
         ctx.save_for_backward(raw_UKD, gain_KD)
-        ctx.eps, ctx.index, ctx.layers, ctx.value_blocks = eps, index, layers, value_blocks
+        ctx.eps, ctx.index, ctx.layers, ctx.own_block = eps, index, layers, own_block
         ctx.mark_non_differentiable(rows_UKD)
         ctx.set_materialize_grads(False)
         K, D = gain_KD.shape
         # One zero each: a sink holds nothing, it is there to be given a gradient, which comes in its type.
         B, T = index.index_BT.shape
         gradients = [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in range(layers)]
-        alphas = [raw_UKD.new_zeros(1).expand(B, T, K) for _ in range(layers)]
-        of_values = [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in value_blocks]
+        alphas = [raw_UKD.new_zeros(1).expand(B, T, 1 if own_block else K) for _ in range(layers)]
+        of_values = [
+            raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in range(layers if values else 0)
+        ]
         return rows_UKD, *gradients, *alphas, *of_values
 
     @staticmethod
@@ -110,11 +115,16 @@ class _NormedRows(torch.autograd.Function):
         L = ctx.layers
         mixes, alphas, values = given[:L], given[L : 2 * L], given[2 * L :]
         d_out_LBTD = [gradient for gradient in (*mixes, *values) if gradient is not None]  # or it was dropped
-        alpha_LBTK = [alpha for alpha in alphas if alpha is not None]
-        alone_KK = torch.eye(len(gain_KD), dtype=gain_KD.dtype, device=gain_KD.device)
-        for block, gradient in zip(ctx.value_blocks, values, strict=True):
+        K = len(gain_KD)
+        own_LK = torch.eye(K, dtype=gain_KD.dtype, device=gain_KD.device).repeat(-(-L // K), 1)[:L]
+        alpha_LBTK = [
+            alpha * own_K if ctx.own_block else alpha
+            for alpha, own_K in zip(alphas, own_LK, strict=True)
+            if alpha is not None
+        ]
+        for gradient, own_K in zip(values, own_LK, strict=False):  # of no layer, or of each
             if gradient is not None:
-                alpha_LBTK.append(alone_KK[block].expand(*gradient.shape[:2], -1))
+                alpha_LBTK.append(own_K.expand(*gradient.shape[:2], -1))
         if use_triton(raw_UKD):
             from tide_lm.ops.memory_mix_triton import rows_backward
 
@@ -123,7 +133,7 @@ class _NormedRows(torch.autograd.Function):
             d_raw_UKD, d_gain_KD = rows_backward_reference(
                 raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK
             )
-        return d_raw_UKD, d_gain_KD, None, None, None, None, None
+        return d_raw_UKD, d_gain_KD, None, None, None, None, None, None
 
 
 def rows_backward_reference(

@@ -73,8 +73,17 @@ class Objective(nn.Module):
 
     def _normed(self, lent: Lent, norm: MemoryNorm) -> Memory:
         dtype = torch.bfloat16 if self.in_bfloat16 else lent.raw_UKD.dtype
-        layers, values = len(self.model.model.layers), self.model.config.memory_values
-        rows_UKD, sinks = normed_rows(lent.raw_UKD, norm.weight, norm.eps, lent.where, layers, dtype, values)
+        layers, config = len(self.model.model.layers), self.model.config
+        rows_UKD, sinks = normed_rows(
+            lent.raw_UKD,
+            norm.weight,
+            norm.eps,
+            lent.where,
+            layers,
+            dtype,
+            values=config.memory_values,
+            own_block=config.memory_own_block,
+        )
         return Memory(rows_UKD, lent.where.index_BT, sinks)
 
 
