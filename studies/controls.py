@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
-from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
@@ -121,14 +120,13 @@ class LayerTablesLayer(TideDecoderLayer):
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        del self.router, self.router_weights
-        D, self.memory_own_block = config.hidden_size, True
+        D, self.memory_own_block, self.router = config.hidden_size, True, nn.Identity()
         self.table_gate, self.table_out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
         self.table_norm = LayerTablesNorm(D, eps=config.rms_norm_eps)
 
-    def block(self, hidden_states: torch.Tensor, rows_UKD: torch.Tensor, *_: Any, **kwargs: Any) -> Any:
-        h = LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
-        gated = nn.functional.gelu(self.table_gate(self.post_attention_layernorm(h))) * rows_UKD.view_as(h)
+    def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, rows: torch.Tensor, *__: Any) -> Any:
+        h = h + update
+        gated = nn.functional.gelu(self.table_gate(self.post_attention_layernorm(h))) * rows.view_as(h)
         return h + self.table_norm(self.table_out(gated)).to(h.dtype)
 
 
@@ -144,7 +142,7 @@ class LayerTablesModel(_OwnTables):
 
 
 class LayerTables(TideForCausalLM):
-    """One table a layer, without a router."""
+    """One table a layer, without a router. With `memory_values` a layer's row is in its values too."""
 
     config_class = LayerTablesConfig
     decoder_class = LayerTablesModel
@@ -160,22 +158,11 @@ class ValueTablesLayer(TideDecoderLayer):
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        del self.router, self.router_weights
         self.self_attn, self.memory_values = MemoryAttention(config, layer_idx), True
+        self.router = nn.Identity()
 
-    def block(
-        self,
-        hidden_states: torch.Tensor,
-        rows_UKD: torch.Tensor,
-        index_BT: torch.Tensor | None,
-        *_: Any,
-        value_rows_UD: torch.Tensor | None = None,
-        value_sink_BTD: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if value_rows_UD is not None:  # not dropped
-            kwargs["row_BTD"] = ops.memory_row(hidden_states, value_rows_UD, index_BT, value_sink_BTD)
-        return LlamaDecoderLayer.forward(self, hidden_states, **kwargs)
+    def inject(self, h: torch.Tensor, update: torch.Tensor, *_: Any) -> torch.Tensor:
+        return h + update
 
 
 class ValueTablesModel(_OwnTables):
@@ -227,9 +214,10 @@ for _kind in _KINDS.values():
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
 
-_layer_router = builder(TideForCausalLM, memory_own_block=True)  # MoLE with one expert a layer
+_LAYER_ROUTER = builder(TideForCausalLM, memory_own_block=True)  # MoLE with one expert a layer
 CONTROLS = {
     **{name: builder(kind) for name, kind in _KINDS.items()},
-    "layer-router": _layer_router,
-    "layer-router-and-values": _layer_router,
+    "layer-tables-and-values": builder(LayerTables),
+    "layer-router": _LAYER_ROUTER,
+    "layer-router-and-values": _LAYER_ROUTER,
 }

@@ -27,7 +27,9 @@ SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
 _DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
 _OF_CONTROLS = {**_DENSE, VALUES: "false"}  # of those that have rows in values anyway, or never
-BOTH_WAYS = "layer-router-and-values"
+_DENSE_VALUES = {**_DENSE, VALUES: "true"}
+OWN_BLOCK = "layer-router-and-values"
+NOT_PUBLISHED = (OWN_BLOCK, "layer-tables-and-values")  # controls that have rows in values by the recipe
 HALF = "half the tokens, "  # before the recipe of a run with a schedule of its own for them
 
 
@@ -83,10 +85,15 @@ class Run:
             "train.dtype": "bfloat16" if gpu else "float32",
             "train.compile": _toml(gpu and not self.look),  # gradients cannot be recorded in a compiled model
             "train.record_gradients": _toml(self.look),
-            **({} if self.model in ("base", "tide") else _DENSE if self.model == BOTH_WAYS else _OF_CONTROLS),
+            **self._of_model(),
             **self.settings,
         }
         return RunConfig.load(None, [f"{name}={value}" for name, value in values.items()])
+
+    def _of_model(self) -> Mapping[str, Any]:
+        if self.model in ("base", "tide"):
+            return {}
+        return _DENSE if self.model in NOT_PUBLISHED else _OF_CONTROLS
 
 
 def _toml(value: bool) -> str:
@@ -138,6 +145,10 @@ def search() -> list[Run]:
             {VALUES: _toml(True)},
             {"router_starts_even": True, "router_is_learned": False},
         ),
+        _tried("values of all blocks", _DENSE_VALUES, {"values_of_all": "learned"}),
+        _tried("values routed", _DENSE_VALUES, {"values_of_all": "routed"}),
+        _tried("values times 5", _DENSE_VALUES, {"value_scale": 5.0}),
+        _tried("values, router heads 4", _DENSE_VALUES, {"router_heads": 4}),
         _tried("rows shared by half of the layers", changes={"layer_groups": 2}),
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),
@@ -160,7 +171,7 @@ def final() -> list[Run]:
             ("input-only", "best", 8),
             ("input-only", "paper", 8),
             ("input-and-values", "best", 8),
-            (BOTH_WAYS, "best", 8),
+            *((model, "best", 8) for model in NOT_PUBLISHED),
         )
     ]
     controls = [
@@ -171,11 +182,12 @@ def final() -> list[Run]:
             "layer-router",
             "value-tables",
             "input-and-values",
-            BOTH_WAYS,
+            *NOT_PUBLISHED,
         )
     ]
     others = [k for k in PAPER_BLOCKS if k != 8]
     blocks = [Run("tide", recipe, "small", k) for recipe in ("best", "paper") for k in others]
+    fewer = [Run(OWN_BLOCK, "best", "small", k) for k in (2, 4)]  # than layers, which share them
     larger = [
         Run(model, recipe, "medium", k)
         for model, recipe, k in (
@@ -190,7 +202,7 @@ def final() -> list[Run]:
         Run("tide", HALF + recipe, "small", k, settings=settings, share=0.5)
         for recipe, settings, k in (("paper", {}, 4), ("paper", {}, 8), ("best", best_recipe, 8))
     ]
-    return [*best, *seeds, *controls, *blocks, *halves, *larger]
+    return [*best, *seeds, *controls, *blocks, *fewer, *halves, *larger]
 
 
 def plan() -> list[Run]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from studies import figures
 from studies.claims import CLAIMS, verdicts
-from studies.plan import BOTH_WAYS, final
+from studies.plan import NOT_PUBLISHED, OWN_BLOCK, final
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report import paper
@@ -27,9 +27,10 @@ CONTROLS = {
     "layer-router": "a table for each layer, weighed against a null bank: MoLE with one expert a layer",
     "value-tables": "a table for each layer, in the values of its attention, as nanochat has in every other",
     "input-and-values": "both `input-only` and `value-tables`",
-    BOTH_WAYS: "both `layer-router` and `value-tables`, of one table",
+    OWN_BLOCK: "both `layer-router` and `value-tables`, of one table: `model.memory_own_block`",
+    "layer-tables-and-values": "both `layer-tables` and `value-tables`, of one table",
 }
-WITH_VALUES = {"value-tables", "input-and-values", BOTH_WAYS}
+WITH_VALUES = {"value-tables", "input-and-values", *NOT_PUBLISHED}
 OF_BLOCKS = {"loss-by-blocks", "training-loss"}  # figures of all K
 CHANCE = {"boolq": 0.5, "piqa": 0.5, "lambada_openai": 0.0}  # others choose one of four
 
@@ -222,12 +223,17 @@ def _losses(study: Study) -> str:
 
 def _blocks(study: Study) -> str:
     found = {recipe: study.by_blocks(recipe) for recipe in ("paper", "best")}
+    if any(own := study.by_blocks("best", OWN_BLOCK)):
+        found["own block"] = own
     rows = [
         [str(k), *(cell for runs in found.values() for cell in (_three(runs[k]) if k in runs else [""] * 3))]
         for k in BLOCKS
     ]
     columns = ["K", *(f"{name}, {recipe}" for recipe in found for name in ("loss", *_ENDS))]
-    return _table(columns, rows) + "\n\nOne seed each."
+    return (
+        _table(columns, rows)
+        + f"\n\nOne seed each. Own block: `{OWN_BLOCK}`, in which layers share a block if there are fewer."
+    )
 
 
 def _larger(found: Sequence[Kept], study: Study) -> str:

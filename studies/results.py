@@ -146,9 +146,9 @@ class Study:
         found = [run for run in self.runs if run.record["size"] == size]
         return sorted(found, key=lambda run: -run.record["val_loss"])
 
-    def by_blocks(self, recipe: str) -> dict[int, Kept]:
+    def by_blocks(self, recipe: str, model: str = "tide") -> dict[int, Kept]:
         """One run for each K that is there, of the first seed."""
-        found = {k: self.first("tide", recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
+        found = {k: self.first(model, recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
         return {k: run for k, run in found.items() if run is not None}
 
     def kinds(self, k: int) -> list[Kind]:

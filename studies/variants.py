@@ -36,7 +36,10 @@ class VariantConfig(TideConfig):
     lets its state scale each of the D.
 
     With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
-    the embeddings as well; these need tables that are trained densely.
+    the embeddings as well. Where rows are in values, `values_of_all` puts a mix of them there: `"learned"`
+    weights for each slice of D that a gate has, which start with the layer's own block alone, or `"routed"`
+    ones, of a second router. A learned number that starts at `value_scale` multiplies what is in values. All
+    these need tables that are trained densely.
     """
 
     model_type = "tide-variant"
@@ -55,6 +58,8 @@ class VariantConfig(TideConfig):
     input_too: bool = False
     view_rank: int = 0
     gate_rank: int = 0
+    values_of_all: str | None = None
+    value_scale: int | float | None = None
 
 
 class VariantRouter(MemoryRouter):
@@ -109,6 +114,13 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
+        self.value_scale = None if config.value_scale is None else nn.Parameter(torch.empty(()))
+        self.value_weights = self.value_router = None
+        if config.values_of_all == "learned":
+            gates = D // self.self_attn.head_dim
+            self.value_weights = nn.Parameter(torch.empty(config.num_memory_blocks, gates))
+        elif config.values_of_all == "routed":
+            self.value_router = MemoryRouter(config)
         self.input_too = config.input_too and layer_idx == 0
         if self.input_too:
             self.input_norm = LlamaRMSNorm(D, eps=config.rms_norm_eps)
@@ -119,6 +131,25 @@ class VariantLayer(TideDecoderLayer):
             logits = self.input_router(self.input_norm(hidden_states))
             hidden_states = ops.memory_mix(hidden_states, logits, memory.rows_UKD, memory.index_BT)
         return super().forward(hidden_states, memory, **kwargs)
+
+    def block(
+        self,
+        hidden_states: torch.Tensor,
+        rows_UKD: torch.Tensor,
+        *more: Any,
+        value_rows_UD: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if self.value_weights is not None:
+            slices = rows_UKD.unflatten(-1, (self.value_weights.shape[1], -1))
+            value_rows_UD = (self.value_weights.unsqueeze(-1) * slices).sum(1).flatten(1)
+        if self.value_router is not None:
+            zero = torch.zeros_like(hidden_states)
+            mixed = ops.memory_mix(zero, self.value_router(self.input_layernorm(hidden_states)), rows_UKD)
+            value_rows_UD = mixed.flatten(0, 1)
+        if self.value_scale is not None:
+            value_rows_UD = self.value_scale * value_rows_UD
+        return super().block(hidden_states, rows_UKD, *more, value_rows_UD=value_rows_UD, **kwargs)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
         if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
@@ -166,6 +197,11 @@ class VariantModel(TideModel):
         if isinstance(module, VariantLayer) and module.layer_scale is not None:
             times = (module.layer_idx + 1) ** 0.5 if config.deeper_is_larger else 1
             init.constant_(module.layer_scale, config.layer_scale * times)
+        if isinstance(module, VariantLayer) and module.value_weights is not None:
+            init.zeros_(module.value_weights)
+            init.ones_(module.value_weights[module.own_block])
+        if isinstance(module, VariantLayer) and module.value_scale is not None:
+            init.constant_(module.value_scale, config.value_scale)
 
 
 class Variant(TideForCausalLM):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from studies.controls import CONTROLS, builder
-from studies.plan import search
+from studies.plan import NOT_PUBLISHED, VALUES, search
 from studies.variants import Variant
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run_config import RunConfig, TrainSection
@@ -68,9 +68,9 @@ def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
     assert torch.allclose(torch.stack(added), torch.tensor(0.1), rtol=0.1)
 
 
-def test_a_layers_own_table_is_in_its_values_too_if_asked_for():
-    build = CONTROLS["layer-router-and-values"]
-    model, seen = made(build, memory_values=True), []
+@pytest.mark.parametrize("name", NOT_PUBLISHED)
+def test_a_layers_own_table_is_in_its_values_too_if_asked_for(name):
+    model, seen = made(CONTROLS[name], memory_values=True), []
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
             lambda _, __, kwargs: seen.append(kwargs["row_BTD"]), with_kwargs=True
@@ -126,7 +126,7 @@ def test_a_variant_without_changes_is_tide():
 
 @pytest.mark.parametrize("run", [run for run in search() if run.changes], ids=lambda run: run.recipe)
 def test_a_variant_learns_as_the_trainer_has_it(run):
-    model = made(builder(Variant, **run.changes))
+    model = made(builder(Variant, **run.changes), memory_values=run.settings.get(VALUES) == "true")
     Objective(model, RunConfig(train=TrainSection(dtype="float32", compile=False)))(
         IDS, IDS
     ).objective.backward()
@@ -246,3 +246,32 @@ def test_only_routers_and_scales_are_new():
     old = {name for name, _ in made(TideForCausalLM).named_parameters()}
     assert {name.split(".")[-1] for name in names - old} == {"layer_scale", "null_bias"}
     assert isinstance(made(builder(Variant)).model.layers[0].router, nn.Linear)
+
+
+def test_values_of_all_blocks_start_with_the_layers_own():
+    expected = logits(made(TideForCausalLM, memory_values=True))
+    model = made(builder(Variant, values_of_all="learned"), memory_values=True)
+    assert torch.allclose(logits(model), expected, atol=1e-6)
+    model(IDS, labels=IDS).loss.backward()
+    assert all(layer.value_weights.grad.all() for layer in model.model.layers)
+
+
+def test_a_router_may_mix_what_is_in_values():
+    model = made(builder(Variant, values_of_all="routed"), memory_values=True)
+    given = []
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.value_router.weight)
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, __, kwargs: given.append(kwargs["row_BTD"]), with_kwargs=True
+        )
+    logits(model)
+    even = model.model.memory(IDS).rows_UKD.sum(1) / 4
+    assert all(torch.allclose(row, even.view_as(row), atol=1e-6) for row in given)
+    assert len(given) == 3
+
+
+def test_what_is_in_values_may_be_larger():
+    expected = logits(made(TideForCausalLM, memory_values=True))
+    for scale, same in ((1.0, True), (5.0, False)):
+        found = logits(made(builder(Variant, value_scale=scale), memory_values=True))
+        assert torch.allclose(found, expected, atol=1e-6) == same
