@@ -1,7 +1,8 @@
 """What else the parameters of TIDE's tables could do.
 
 Each control has the K tables of TIDE, of V x D numbers each. Those with tables of their own for each layer
-have one a layer, so that K is the number of layers. Shapes as in tide_lm.model.
+have one a layer, so that K is the number of layers. TIDE with `memory_own_block` is a control as well, and
+not here. Shapes as in tide_lm.model.
 """
 
 from collections.abc import Callable
@@ -120,7 +121,8 @@ class LayerTablesLayer(TideDecoderLayer):
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        D, self.memory_own_block, self.router = config.hidden_size, True, nn.Identity()
+        D, self.memory_own_block = config.hidden_size, True
+        self.router = self.router_weights = nn.Identity()
         self.table_gate, self.table_out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
         self.table_norm = LayerTablesNorm(D, eps=config.rms_norm_eps)
 
@@ -137,7 +139,7 @@ class LayerTablesModel(_OwnTables):
         super()._init_weights(module)
         if isinstance(module, LayerTablesNorm):
             init.constant_(module.weight, self.config.memory_gain_init)
-        if isinstance(module, MemoryNorm):  # the norm at the end is what decides
+        if isinstance(module, MemoryNorm) and not self.config.memory_values:  # the last norm is what decides
             init.ones_(module.weight)
 
 
@@ -159,7 +161,7 @@ class ValueTablesLayer(TideDecoderLayer):
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.self_attn, self.memory_values = MemoryAttention(config, layer_idx), True
-        self.router = nn.Identity()
+        self.router = self.router_weights = nn.Identity()
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *_: Any) -> torch.Tensor:
         return h + update
@@ -207,6 +209,7 @@ _KINDS = {
     "input-only": InputOnly,
     "wide-input": WideInput,
     "layer-tables": LayerTables,
+    "layer-tables-and-values": LayerTables,
     "value-tables": ValueTables,
     "input-and-values": InputAndValues,
 }
@@ -214,10 +217,4 @@ for _kind in _KINDS.values():
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
 
-_LAYER_ROUTER = builder(TideForCausalLM, memory_own_block=True)  # MoLE with one expert a layer
-CONTROLS = {
-    **{name: builder(kind) for name, kind in _KINDS.items()},
-    "layer-tables-and-values": builder(LayerTables),
-    "layer-router": _LAYER_ROUTER,
-    "layer-router-and-values": _LAYER_ROUTER,
-}
+CONTROLS = {name: builder(kind) for name, kind in _KINDS.items()}

@@ -11,7 +11,7 @@ from tide_lm.presets import PAPER_BLOCKS
 from tide_lm.run_config import RECIPES, RunConfig
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
-VALUES = "model.memory_values"
+VALUES, OWN = "model.memory_values", "model.memory_own_block"
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,10 @@ class Size:
 
 SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
-_DENSE = {"optim.table_update": "dense"}  # the row-lazy one gives rows to TIDE's layers alone
-_OF_CONTROLS = {**_DENSE, VALUES: "false"}  # of those that have rows in values anyway, or never
+_DENSE = {"optim.table_update": "dense"}  # of controls and some variants: row-lazy is for TIDE's layers
 _DENSE_VALUES = {**_DENSE, VALUES: "true"}
-OWN_BLOCK = "layer-router-and-values"
-NOT_PUBLISHED = (OWN_BLOCK, "layer-tables-and-values")  # controls that have rows in values by the recipe
+OWN_BLOCK, GATED = "layer-router-and-values", "layer-tables-and-values"
+VALUES_BY_RECIPE = (OWN_BLOCK, GATED)  # other controls have rows in values anyway, or never
 HALF = "half the tokens, "  # before the recipe of a run with a schedule of its own for them
 
 
@@ -93,7 +92,9 @@ class Run:
     def _of_model(self) -> Mapping[str, Any]:
         if self.model in ("base", "tide"):
             return {}
-        return _DENSE if self.model in NOT_PUBLISHED else _OF_CONTROLS
+        values = {} if self.model in VALUES_BY_RECIPE else {VALUES: _toml(False)}
+        own = {OWN: _toml(True)} if self.model in ("layer-router", OWN_BLOCK) else {}
+        return {**_DENSE, **values, **own}
 
 
 def _toml(value: bool) -> str:
@@ -171,7 +172,7 @@ def final() -> list[Run]:
             ("input-only", "best", 8),
             ("input-only", "paper", 8),
             ("input-and-values", "best", 8),
-            *((model, "best", 8) for model in NOT_PUBLISHED),
+            *((model, "best", 8) for model in VALUES_BY_RECIPE),
         )
     ]
     controls = [
@@ -182,7 +183,7 @@ def final() -> list[Run]:
             "layer-router",
             "value-tables",
             "input-and-values",
-            *NOT_PUBLISHED,
+            *VALUES_BY_RECIPE,
         )
     ]
     others = [k for k in PAPER_BLOCKS if k != 8]
@@ -195,6 +196,7 @@ def final() -> list[Run]:
             ("tide", "best", 8),
             ("tide", "paper", 8),
             ("input-only", "best", 8),
+            (OWN_BLOCK, "best", 8),
         )
     ]
     best_recipe = {**CENTRE, VALUES: _toml(True)}

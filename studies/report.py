@@ -10,7 +10,7 @@ from typing import Any
 
 from studies import figures
 from studies.claims import CLAIMS, verdicts
-from studies.plan import NOT_PUBLISHED, OWN_BLOCK, final
+from studies.plan import GATED, OWN_BLOCK, VALUES_BY_RECIPE, final
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report import paper
@@ -28,9 +28,9 @@ CONTROLS = {
     "value-tables": "a table for each layer, in the values of its attention, as nanochat has in every other",
     "input-and-values": "both `input-only` and `value-tables`",
     OWN_BLOCK: "both `layer-router` and `value-tables`, of one table: `model.memory_own_block`",
-    "layer-tables-and-values": "both `layer-tables` and `value-tables`, of one table",
+    GATED: "both `layer-tables` and `value-tables`, of one table",
 }
-WITH_VALUES = {"value-tables", "input-and-values", *NOT_PUBLISHED}
+WITH_VALUES = {"value-tables", "input-and-values", *VALUES_BY_RECIPE}
 OF_BLOCKS = {"loss-by-blocks", "training-loss"}  # figures of all K
 CHANCE = {"boolq": 0.5, "piqa": 0.5, "lambada_openai": 0.0}  # others choose one of four
 
@@ -223,17 +223,16 @@ def _losses(study: Study) -> str:
 
 def _blocks(study: Study) -> str:
     found = {recipe: study.by_blocks(recipe) for recipe in ("paper", "best")}
-    if any(own := study.by_blocks("best", OWN_BLOCK)):
-        found["own block"] = own
+    said = "One seed each."
+    if study.first(OWN_BLOCK, "best"):
+        found["own block"] = study.by_blocks("best", OWN_BLOCK)
+        said += f" Own block: `{OWN_BLOCK}`, in which layers share a block if there are fewer."
     rows = [
         [str(k), *(cell for runs in found.values() for cell in (_three(runs[k]) if k in runs else [""] * 3))]
         for k in BLOCKS
     ]
     columns = ["K", *(f"{name}, {recipe}" for recipe in found for name in ("loss", *_ENDS))]
-    return (
-        _table(columns, rows)
-        + f"\n\nOne seed each. Own block: `{OWN_BLOCK}`, in which layers share a block if there are fewer."
-    )
+    return f"{_table(columns, rows)}\n\n{said}"
 
 
 def _larger(found: Sequence[Kept], study: Study) -> str:

@@ -1,6 +1,6 @@
 """TIDE with one thing changed. Shapes as in tide_lm.model."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -58,7 +58,7 @@ class VariantConfig(TideConfig):
     input_too: bool = False
     view_rank: int = 0
     gate_rank: int = 0
-    values_of_all: str | None = None
+    values_of_all: Literal["learned", "routed"] | None = None
     value_scale: int | float | None = None
 
 
@@ -140,6 +140,8 @@ class VariantLayer(TideDecoderLayer):
         value_rows_UD: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        if value_rows_UD is None:  # nor are they asked for, or this layer's are dropped
+            return super().block(hidden_states, rows_UKD, *more, **kwargs)
         if self.value_weights is not None:
             slices = rows_UKD.unflatten(-1, (self.value_weights.shape[1], -1))
             value_rows_UD = (self.value_weights.unsqueeze(-1) * slices).sum(1).flatten(1)
@@ -199,7 +201,7 @@ class VariantModel(TideModel):
             init.constant_(module.layer_scale, config.layer_scale * times)
         if isinstance(module, VariantLayer) and module.value_weights is not None:
             init.zeros_(module.value_weights)
-            init.ones_(module.value_weights[module.own_block])
+            init.ones_(module.value_weights[module.block_idx])
         if isinstance(module, VariantLayer) and module.value_scale is not None:
             init.constant_(module.value_scale, config.value_scale)
 

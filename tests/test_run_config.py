@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
 def test_a_wrong_setting_is_named_with_its_cure(setting, message):
     with pytest.raises(ValueError, match=message):
         RunConfig.load(None, [*SHORT, setting])
+
+
+def test_one_block_a_layer_is_of_tide_and_named():
+    own = RunConfig.load(None, [*SHORT, "model.preset=tide-4e-tiny", "model.memory_own_block=true"])
+    assert own.model.shape().memory_own_block
+    assert own.table_policy.startswith("one block a layer, ")
+    assert not replace(own.model, preset="base-tiny").shape().memory_own_block
+    with pytest.raises(ValueError, match="has 8 blocks for 4 layers, and with"):
+        replace(own.model, preset="tide-8e-tiny").shape()
 
 
 def test_moments_of_tables_are_chosen_and_named_where_tables_are_row_lazy():

@@ -64,7 +64,7 @@ class ModelConfig:
 
     @property
     def mixed_blocks(self) -> int:
-        """Of which a layer's router makes its mix."""
+        """How many blocks one layer's router weighs."""
         return 1 if self.num_memory_blocks and self.memory_own_block else self.num_memory_blocks
 
     def _check_size(self, name: str, least: int) -> None:

@@ -182,11 +182,11 @@ class TideDecoderLayer(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         K, self.layer_idx = config.num_memory_blocks, layer_idx
         self.memory_values, self.memory_own_block = config.memory_values, config.memory_own_block
-        self.own_block = layer_idx % K
+        self.block_idx = layer_idx % K
         if self.memory_values:
             self.self_attn = MemoryAttention(config, layer_idx)
         self.router = MemoryRouter(config)
-        others = (self.own_block, K - 1 - self.own_block) if self.memory_own_block else (0, 0)
+        others = (self.block_idx, K - 1 - self.block_idx) if self.memory_own_block else (0, 0)
         self.router_weights = RouterWeights(others)
 
     def forward(
@@ -201,10 +201,10 @@ class TideDecoderLayer(LlamaDecoderLayer):
         sink = None if sinks is None else sinks.mix[self.layer_idx]
         drop = self.layer_idx in drop_memory_layers
         if self.memory_values and not drop:
-            kwargs["value_rows_UD"] = rows_UKD[:, self.own_block]
+            kwargs["value_rows_UD"] = rows_UKD[:, self.block_idx]
             kwargs["value_sink_BTD"] = None if sinks is None else sinks.values[self.layer_idx]
         if self.memory_own_block:
-            rows_UKD = rows_UKD[:, self.own_block : self.own_block + 1]
+            rows_UKD = rows_UKD[:, self.block_idx : self.block_idx + 1]
         return self.block(hidden_states, rows_UKD, index_BT, sink, drop, output_router_weights, **kwargs)
 
     def block(

@@ -26,6 +26,12 @@ class ModelSection:
 
     def shape(self) -> ModelConfig:
         model = presets.get(self.preset).model
+        if self.memory_own_block and model.num_memory_blocks > model.num_hidden_layers:
+            raise ValueError(
+                f"model.preset is {self.preset!r}, which has {model.num_memory_blocks} blocks for "
+                f"{model.num_hidden_layers} layers, and with model.memory_own_block a layer uses one: take a "
+                f"preset with at most {model.num_hidden_layers}, or set model.memory_own_block to false"
+            )
         return dataclasses.replace(
             model,
             vocab_size=self.vocab_size or model.vocab_size,
@@ -185,7 +191,7 @@ class RunConfig:
         """How the tables are trained, in words."""
         optim = self.optim
         moments = "" if optim.table_moments == "float32" else f", moments in {optim.table_moments}"
-        own = "each layer its own block, " if self.model.memory_own_block else ""
+        own = "one block a layer, " if self.model.memory_own_block else ""
         values = "rows in values too, " if self.model.memory_values else ""
         return (
             f"{own}{values}gains from {self.model.memory_gain_init:g}, "

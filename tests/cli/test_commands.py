@@ -63,10 +63,26 @@ def test_estimate_counts_the_gates_of_rows_in_values():
     assert found["parameters"]["value_gates"] == 24 * 32 * 2048
 
 
-def test_estimate_reads_a_model_folder(tiny_model, tmp_path):
-    model = tiny_model()
+@pytest.mark.parametrize("own", [False, True])
+def test_estimate_reads_a_model_folder(tiny_model, tmp_path, own):
+    model = tiny_model(num_memory_blocks=2, memory_own_block=own)
     model.save_pretrained(tmp_path)
-    assert result_of("estimate", str(tmp_path))["parameters"]["total"] == model.num_parameters()
+    found = result_of("estimate", str(tmp_path))
+    assert found["memory_own_block"] == own
+    assert found["parameters"]["total"] == model.num_parameters()
+
+
+def test_estimate_knows_models_with_one_block_a_layer(tiny_model, tmp_path):
+    mixed, own = (result_of("estimate", "tide-8e-1b", *more) for more in ((), ("--memory-own-block",)))
+    assert own["parameters"]["routers"] == 24 * 2 * 2048
+    saved = 24 * 7 * 2048  # of router and mix alike: a multiplication and an addition, three times
+    assert mixed["training"]["flops_per_token"] - own["training"]["flops_per_token"] == 2 * 6 * saved
+    assert "K = 8, one a layer" in tide_lm("estimate", "tide-8e-1b", "--memory-own-block").stdout
+    tiny_model(num_memory_blocks=2, memory_own_block=True).save_pretrained(tmp_path)
+    refused = tide_lm("estimate", str(tmp_path), "-k", "4")
+    assert refused.returncode == 2
+    assert "num_memory_blocks is 4, and with memory_own_block" in refused.stderr
+    assert result_of("estimate", str(tmp_path), "-k", "4", "--no-memory-own-block")["memory_blocks"] == 4
 
 
 def test_doctor_finds_what_is_installed():

@@ -1,12 +1,15 @@
 """Trainer, gradient checkpointing, PEFT, autocast and torch.compile work on a TIDE model as on a Llama."""
 
+import functools
 import shutil
 import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from tide_lm.model import Memory, TideForCausalLM
+from tide_lm.train.objective import compile_layers
 
 
 def gradients(model, token_ids) -> dict[str, torch.Tensor]:
@@ -121,6 +124,17 @@ def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, changes):
     loss.backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, plain[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["", "own block"])
+def test_one_graph_serves_all_layers(tiny_model, token_ids, monkeypatch, own):
+    model = tiny_model(num_hidden_layers=5, memory_values=True, memory_own_block=own)
+    plain, counter = model(token_ids, use_cache=False).logits, CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    compile_layers(model)
+    torch._dynamo.reset()
+    assert torch.allclose(model(token_ids, use_cache=False).logits, plain, atol=1e-5)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.skipif(

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from studies.controls import CONTROLS, builder
-from studies.plan import NOT_PUBLISHED, VALUES, search
+from studies.plan import OWN_BLOCK, VALUES, VALUES_BY_RECIPE, search
 from studies.variants import Variant
+from tide_lm import estimate, presets
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run_config import RunConfig, TrainSection
 from tide_lm.train.objective import Objective
@@ -28,23 +29,32 @@ def made(build, blocks=3, **changes):
     return build(TideConfig(**SHAPE, num_memory_blocks=blocks, **changes)).eval()
 
 
+NAMES = [*CONTROLS, "layer-router", OWN_BLOCK]
+
+
+def made_control(name, **changes):
+    values, own = name in VALUES_BY_RECIPE, name in ("layer-router", OWN_BLOCK)
+    build = CONTROLS.get(name, TideForCausalLM)
+    return made(build, **{"memory_values": values, "memory_own_block": own, **changes})
+
+
 def logits(model):
     with torch.no_grad():
         return model(IDS).logits
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_control_without_its_tables_is_the_base(name):
-    model = made(CONTROLS[name], memory_gain_init=0.0)
+    model = made_control(name, memory_gain_init=0.0)
     with torch.no_grad():
         if name == "wide-input":  # whose tables are not normalised
             model.model.memory.weight.zero_()
     assert torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_control_uses_its_tables_and_learns_all_it_has(name):
-    model = made(CONTROLS[name])
+    model = made_control(name)
     assert not torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-3)
     model(IDS, labels=IDS).loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
@@ -52,7 +62,7 @@ def test_a_control_uses_its_tables_and_learns_all_it_has(name):
 
 @pytest.mark.parametrize(("name", "weight"), [("input-only", 1 / 4), ("wide-input", 1)])
 def test_what_is_added_to_the_input(name, weight):
-    control, base = made(CONTROLS[name]), made(TideForCausalLM, blocks=0)
+    control, base = made_control(name), made(TideForCausalLM, blocks=0)
     with torch.no_grad():
         added_BTD = weight * control.model.memory(IDS).rows_UKD.sum(1).view(*IDS.shape, -1)
         expected = base(inputs_embeds=base.model.embed_tokens(IDS) + added_BTD).logits
@@ -60,7 +70,7 @@ def test_what_is_added_to_the_input(name, weight):
 
 
 def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
-    model = made(CONTROLS["layer-tables"], memory_gain_init=0.1)
+    model = made_control("layer-tables", memory_gain_init=0.1)
     added = []
     for layer in model.model.layers:
         layer.table_norm.register_forward_hook(lambda *call: added.append(call[-1].square().mean() ** 0.5))
@@ -68,9 +78,9 @@ def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
     assert torch.allclose(torch.stack(added), torch.tensor(0.1), rtol=0.1)
 
 
-@pytest.mark.parametrize("name", NOT_PUBLISHED)
-def test_a_layers_own_table_is_in_its_values_too_if_asked_for(name):
-    model, seen = made(CONTROLS[name], memory_values=True), []
+@pytest.mark.parametrize("name", VALUES_BY_RECIPE)
+def test_a_layers_own_table_is_in_its_values_too(name):
+    model, seen = made_control(name, memory_gain_init=0.1), []
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
             lambda _, __, kwargs: seen.append(kwargs["row_BTD"]), with_kwargs=True
@@ -79,22 +89,21 @@ def test_a_layers_own_table_is_in_its_values_too_if_asked_for(name):
     rows = model.model.memory(IDS).rows_UKD
     assert all(torch.equal(row, rows[:, number].view_as(row)) for number, row in enumerate(seen))
     assert len(seen) == 3
+    assert [round(row.square().mean().item() ** 0.5, 2) for row in seen] == [0.1] * 3
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_control_has_the_parameters_of_tide(name):
-    shape = TideConfig.from_preset("tide-8e-small")
+    shape = TideConfig.from_preset("tide-8e-small", memory_own_block=name in ("layer-router", OWN_BLOCK))
+    tide = estimate.count_parameters(presets.get("tide-8e-small").model).total
     with torch.device("meta"):
-        counts = [
-            sum(parameter.numel() for parameter in build(shape).parameters())
-            for build in (TideForCausalLM, CONTROLS[name])
-        ]
-    assert counts[1] == pytest.approx(counts[0], rel=0.03)
+        model = CONTROLS.get(name, TideForCausalLM)(shape)
+    assert model.num_parameters() == pytest.approx(tide, rel=0.03)
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_control_is_causal(name):
-    model = made(CONTROLS[name])
+    model = made_control(name)
     changed = IDS.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 64
     with torch.no_grad():
@@ -106,14 +115,14 @@ def test_a_control_of_layers_needs_a_table_for_each(name):
     with pytest.raises(
         ValueError, match="has a table for each of 3 layers: set num_memory_blocks, 2, to that"
     ):
-        made(CONTROLS[name], blocks=2)
+        made_control(name, blocks=2)
 
 
-@pytest.mark.parametrize("build", [*CONTROLS.values(), builder(Variant)])
-def test_a_saved_model_is_opened_as_what_it_is(build, tmp_path):
+@pytest.mark.parametrize("name", [*NAMES, "variant"])
+def test_a_saved_model_is_opened_as_what_it_is(name, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    model = made(build)
+    model = made(builder(Variant)) if name == "variant" else made_control(name)
     model.save_pretrained(tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(opened) is type(model)
@@ -224,7 +233,7 @@ def test_memory_may_be_added_to_the_input_too():
 
 def test_values_hold_the_row_of_their_layer():
     """A control of values alone is TIDE with rows in values, whose routers choose the null bank."""
-    control = made(CONTROLS["value-tables"])
+    control = made_control("value-tables")
     tide = made(TideForCausalLM, memory_values=True)
     tide.load_state_dict(control.state_dict(), strict=False)
     for layer in tide.model.layers:
@@ -275,3 +284,12 @@ def test_what_is_in_values_may_be_larger():
     for scale, same in ((1.0, True), (5.0, False)):
         found = logits(made(builder(Variant, value_scale=scale), memory_values=True))
         assert torch.allclose(found, expected, atol=1e-6) == same
+
+
+@pytest.mark.parametrize(
+    "changes", [{"values_of_all": "learned"}, {"values_of_all": "routed"}, {"value_scale": 5.0}], ids=str
+)
+def test_a_layer_that_is_dropped_has_nothing_in_its_values(changes):
+    model, base = made(builder(Variant, **changes), memory_values=True), made(TideForCausalLM, blocks=0)
+    with torch.no_grad():
+        assert torch.equal(model(IDS, drop_memory_layers=[0, 1, 2]).logits, logits(base))

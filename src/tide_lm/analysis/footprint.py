@@ -12,7 +12,8 @@ def footprint(model: ModelConfig) -> dict[str, Any]:
     """Bytes that must be in VRAM, and bytes of tables that may be on SSD; those of the model's own K too."""
     rows = []
     for blocks in sorted({0, *PAPER_BLOCKS, model.num_memory_blocks}):
-        shape = replace(model, num_memory_blocks=blocks)
+        own = model.memory_own_block and blocks <= model.num_hidden_layers  # what has more, mixes them
+        shape = replace(model, num_memory_blocks=blocks, memory_own_block=own)
         rows += [
             {
                 "blocks": blocks,

@@ -21,6 +21,12 @@ def command(
     memory_values: Annotated[
         bool, typer.Option("--memory-values", help="With rows in attention's values, as in the best recipe.")
     ] = False,
+    memory_own_block: Annotated[
+        bool | None,
+        typer.Option(
+            "--memory-own-block/--no-memory-own-block", help="With one block a layer, instead of all K."
+        ),
+    ] = None,
     sequence: Annotated[
         int | None, typer.Option("--sequence", min=1, help="Tokens of a training sequence.")
     ] = None,
@@ -31,8 +37,9 @@ def command(
     on_disk = bool(model) and Path(model).exists()
     try:
         shape = ModelConfig.from_folder(Path(model)) if on_disk else presets.get(model).model
-        if memory_blocks is not None:
-            shape = replace(shape, num_memory_blocks=memory_blocks)
+        blocks = shape.num_memory_blocks if memory_blocks is None else memory_blocks
+        own = shape.memory_own_block if memory_own_block is None else memory_own_block
+        shape = replace(shape, num_memory_blocks=blocks, memory_own_block=own)
         if memory_values and not shape.num_memory_blocks:
             raise typer.BadParameter("a base model has no rows for values: leave --memory-values out")
         if memory_values:
@@ -54,6 +61,7 @@ def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[s
         "model": name,
         "memory_blocks": model.num_memory_blocks,
         "memory_values": model.memory_values,
+        "memory_own_block": model.memory_own_block,
         "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
         "inference": [
             {
@@ -76,8 +84,9 @@ def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[s
 
 def _print(result: dict[str, Any]) -> None:
     counts, training = result["parameters"], result["training"]
+    ways = ", rows in values" * result["memory_values"] + ", one a layer" * result["memory_own_block"]
     print_table(
-        f"{result['model']}, K = {result['memory_blocks']}{', rows in values' * result['memory_values']}",
+        f"{result['model']}, K = {result['memory_blocks']}{ways}",
         ["part", "parameters"],
         [(part.replace("_", " "), f"{count:,}") for part, count in counts.items()],
     )

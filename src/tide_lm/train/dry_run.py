@@ -28,7 +28,7 @@ def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
     batch_tokens = config.train.batch * config.data.sequence
     return {
         "config": config.to_dict(),
-        "table_policy": config.table_policy,
+        "table_policy": config.table_policy if shape.num_memory_blocks else "none",
         "vocabulary": {"model": shape.vocab_size, "data": inputs.manifest.vocab_size},
         "parameters": {"resident": parameters.resident, "tables": parameters.tables},
         "processes": processes,

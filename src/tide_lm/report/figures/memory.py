@@ -245,8 +245,8 @@ ROUTING = Figure(
     place="Figure 10",
     title="What the layers draw from memory",
     says="Mean router weights by the frequency of the input token; the null bank adds nothing, so its weight "
-    "is the share that a layer declines to add to its state. An untrained router gives every slot about "
-    "1 / (K + 1).",
+    "is the share that a layer declines to add to its state. An untrained router gives every slot that its "
+    "layer has about as much, 1 / (K + 1).",
     needs={"routing": ("by_layer", "tokens", "text")},
     check=_has_deciles,
     panels=lambda runs: [panel for run in runs for panel in _routing_panels(run)],
