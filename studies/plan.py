@@ -28,6 +28,7 @@ CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one st
 _DENSE = {"optim.table_update": "dense"}  # of controls and some variants: row-lazy is for TIDE's layers
 _DENSE_VALUES = {**_DENSE, VALUES: "true"}
 OWN_BLOCK, GATED = "layer-router-and-values", "layer-tables-and-values"
+ONE_A_LAYER = ("layer-router", OWN_BLOCK)  # of TIDE's own blocks
 VALUES_BY_RECIPE = (OWN_BLOCK, GATED)  # other controls have rows in values anyway, or never
 HALF = "half the tokens, "  # before the recipe of a run with a schedule of its own for them
 
@@ -93,7 +94,7 @@ class Run:
         if self.model in ("base", "tide"):
             return {}
         values = {} if self.model in VALUES_BY_RECIPE else {VALUES: _toml(False)}
-        own = {OWN: _toml(True)} if self.model in ("layer-router", OWN_BLOCK) else {}
+        own = {OWN: _toml(True)} if self.model in ONE_A_LAYER else {}
         return {**_DENSE, **values, **own}
 
 

@@ -140,7 +140,7 @@ class VariantLayer(TideDecoderLayer):
         value_rows_UD: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        if value_rows_UD is None:  # nor are they asked for, or this layer's are dropped
+        if value_rows_UD is None:  # not asked for, or dropped in this layer
             return super().block(hidden_states, rows_UKD, *more, **kwargs)
         if self.value_weights is not None:
             slices = rows_UKD.unflatten(-1, (self.value_weights.shape[1], -1))

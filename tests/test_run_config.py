@@ -113,7 +113,7 @@ def test_one_block_a_layer_is_of_tide_and_named():
     assert own.model.shape().memory_own_block
     assert own.table_policy.startswith("one block a layer, ")
     assert not replace(own.model, preset="base-tiny").shape().memory_own_block
-    with pytest.raises(ValueError, match="has 8 blocks for 4 layers, and with"):
+    with pytest.raises(ValueError, match="'tide-8e-tiny', num_memory_blocks is 8, and with"):
         replace(own.model, preset="tide-8e-tiny").shape()
 
 

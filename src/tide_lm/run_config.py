@@ -26,19 +26,16 @@ class ModelSection:
 
     def shape(self) -> ModelConfig:
         model = presets.get(self.preset).model
-        if self.memory_own_block and model.num_memory_blocks > model.num_hidden_layers:
-            raise ValueError(
-                f"model.preset is {self.preset!r}, which has {model.num_memory_blocks} blocks for "
-                f"{model.num_hidden_layers} layers, and with model.memory_own_block a layer uses one: take a "
-                f"preset with at most {model.num_hidden_layers}, or set model.memory_own_block to false"
+        try:
+            return dataclasses.replace(
+                model,
+                vocab_size=self.vocab_size or model.vocab_size,
+                memory_values=self.memory_values and model.num_memory_blocks > 0,
+                memory_own_block=self.memory_own_block and model.num_memory_blocks > 0,
+                tie_word_embeddings=self.tie_word_embeddings,
             )
-        return dataclasses.replace(
-            model,
-            vocab_size=self.vocab_size or model.vocab_size,
-            memory_values=self.memory_values and model.num_memory_blocks > 0,
-            memory_own_block=self.memory_own_block and model.num_memory_blocks > 0,
-            tie_word_embeddings=self.tie_word_embeddings,
-        )
+        except ValueError as error:
+            raise ValueError(f"with model.preset {self.preset!r}, {error}") from None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from studies.controls import CONTROLS, builder
-from studies.plan import OWN_BLOCK, VALUES, VALUES_BY_RECIPE, search
+from studies.plan import ONE_A_LAYER, VALUES, VALUES_BY_RECIPE, search
 from studies.variants import Variant
 from tide_lm import estimate, presets
 from tide_lm.model import TideConfig, TideForCausalLM
@@ -29,11 +29,11 @@ def made(build, blocks=3, **changes):
     return build(TideConfig(**SHAPE, num_memory_blocks=blocks, **changes)).eval()
 
 
-NAMES = [*CONTROLS, "layer-router", OWN_BLOCK]
+NAMES = [*CONTROLS, *ONE_A_LAYER]
 
 
 def made_control(name, **changes):
-    values, own = name in VALUES_BY_RECIPE, name in ("layer-router", OWN_BLOCK)
+    values, own = name in VALUES_BY_RECIPE, name in ONE_A_LAYER
     build = CONTROLS.get(name, TideForCausalLM)
     return made(build, **{"memory_values": values, "memory_own_block": own, **changes})
 
@@ -94,7 +94,7 @@ def test_a_layers_own_table_is_in_its_values_too(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_control_has_the_parameters_of_tide(name):
-    shape = TideConfig.from_preset("tide-8e-small", memory_own_block=name in ("layer-router", OWN_BLOCK))
+    shape = TideConfig.from_preset("tide-8e-small", memory_own_block=name in ONE_A_LAYER)
     tide = estimate.count_parameters(presets.get("tide-8e-small").model).total
     with torch.device("meta"):
         model = CONTROLS.get(name, TideForCausalLM)(shape)
