@@ -9,12 +9,12 @@ import torch
 from cli.test_commands import tide_lm
 from typer.testing import CliRunner
 
-from tide_lm.cli import app
+from tide_lm.cli import commands
 
 
 def result_of(*arguments: str) -> dict:
     """In this process, since a new one takes seconds to load torch."""
-    done = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(commands(), [*arguments, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -67,7 +67,7 @@ def test_evaluate_gives_perplexity_against_tokens(run):
     ],
 )
 def test_analyze_writes_its_result_and_shows_it(run, what):
-    done = CliRunner().invoke(app, ["analyze", what, str(run)], catch_exceptions=False)
+    done = CliRunner().invoke(commands(), ["analyze", what, str(run)], catch_exceptions=False)
     assert f"{what}of{run}" in "".join(done.stdout.split())
     assert len(done.stdout.splitlines()) > 5
     result = result_of("analyze", what, str(run))[str(run)]
@@ -139,7 +139,7 @@ def test_what_works_on_any_causal_model_works_on_others(kind, tokenizer, prepare
     ],
 )
 def test_wrong_calls_exit_with_2(run, arguments, words):
-    done = CliRunner().invoke(app, [str(run) if word == "RUN" else word for word in arguments])
+    done = CliRunner().invoke(commands(), [str(run) if word == "RUN" else word for word in arguments])
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.replace("│", " ").split())
 
@@ -190,7 +190,7 @@ def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path):
             result_of("analyze", what.value, str(model), *chosen)
         result_of("evaluate", str(model), "--text", str(tmp_path / "text.txt"))
         result_of("evaluate", str(model), "--all-checkpoints")
-    done = CliRunner().invoke(app, ["report", str(run), str(other), "--cards"], catch_exceptions=False)
+    done = CliRunner().invoke(commands(), ["report", str(run), str(other), "--cards"], catch_exceptions=False)
     assert "warning" not in done.stderr
     assert "by word" in (run / "export" / "README.md").read_text()
     page = (run / "report" / "index.html").read_text()

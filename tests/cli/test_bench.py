@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from tide_lm import presets
-from tide_lm.cli import app
+from tide_lm.cli import commands
 from tide_lm.train import benchmark
 
 GAVE_UP = {"plain": True, "out_of_memory": True}
@@ -18,7 +18,7 @@ def test_bench_times_models_beside_plain_ones(tmp_path):
     out = tmp_path / "results" / "train.json"
     arguments = ["base-tiny", "tide-2e-tiny", "--batch", "1", "--sequence", "16", "--steps", "1"]
     done = CliRunner().invoke(
-        app,
+        commands(),
         ["bench", "train", *arguments, "--peers", "--out", str(out)],
         catch_exceptions=False,
     )
@@ -47,7 +47,7 @@ def test_each_vocabulary_is_timed_and_what_needs_too_much_memory_is_told(tmp_pat
     out = tmp_path / "train.json"
     arguments = ["--batch", "1", "--sequence", "16", "--steps", "1", "--peers", "--out", str(out)]
     models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny+values:400"]
-    done = CliRunner().invoke(app, ["bench", "train", *models, *arguments], catch_exceptions=False)
+    done = CliRunner().invoke(commands(), ["bench", "train", *models, *arguments], catch_exceptions=False)
     assert done.stdout.count("out of memory") == 1
     timed, failed, *others = json.loads(out.read_text())["runs"]
     assert failed == {**{name: timed[name] for name in ("preset", "k", "vocab")}, **GAVE_UP}
@@ -63,7 +63,7 @@ def test_rows_may_be_timed_in_values_too():
 
 
 def refused(*arguments):
-    done = CliRunner().invoke(app, ["bench", "train", *arguments])
+    done = CliRunner().invoke(commands(), ["bench", "train", *arguments])
     assert done.exit_code == 2
     return " ".join(done.stderr.replace("│", " ").split())
 

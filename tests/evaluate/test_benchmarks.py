@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner
 
-from tide_lm.cli import app
+from tide_lm.cli import commands
 from tide_lm.evaluate import benchmarks
 
 SENTENCE = "every layer knows the token beneath the context and adds what it has seen of it"
@@ -253,7 +253,7 @@ def both_ways(trained, records, tmp_path_factory):
     tasks = tasks_of(folder)
 
     arguments = ["--benchmarks", str(folder), "--limit", "8", "--run", str(top / "run")]
-    done = CliRunner().invoke(app, ["evaluate", str(trained), *arguments, "--tasks", ",".join(tasks)])
+    done = CliRunner().invoke(commands(), ["evaluate", str(trained), *arguments, "--tasks", ",".join(tasks)])
     assert done.exit_code == 0, done.output
     ours = json.loads((top / "run" / "results" / "benchmarks.json").read_text())
 
@@ -299,7 +299,7 @@ def test_the_command_prints_the_papers_columns_as_rows(trained, records, tmp_pat
     shutil.copytree(records, tmp_path / "all")
     write_records(tmp_path / "all" / "sciq_validation.jsonl", sciq)
     arguments = ["evaluate", str(trained), "--benchmarks", str(tmp_path / "all"), "--run", run]
-    done = CliRunner().invoke(app, [*arguments, "--tasks", "sciq,arc_easy", "--limit", "4"])
+    done = CliRunner().invoke(commands(), [*arguments, "--tasks", "sciq,arc_easy", "--limit", "4"])
     assert done.exit_code == 0, done.output
     rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
     assert rows[-4:] == ["PPL", "ARC-E", "SciQ", "Average"]
@@ -317,7 +317,7 @@ def test_the_command_prints_the_papers_columns_as_rows(trained, records, tmp_pat
     ],
 )
 def test_a_wrong_call_says_why(arguments, message):
-    done = CliRunner().invoke(app, ["evaluate", "no-model", *arguments])
+    done = CliRunner().invoke(commands(), ["evaluate", "no-model", *arguments])
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
 
