@@ -6,6 +6,7 @@ not here. Shapes as in tide_lm.model.
 """
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaModel, LlamaRMSNorm
 
 from tide_lm.model import (
     EmbeddingMemory,
@@ -109,27 +110,43 @@ class LayerTablesConfig(TideConfig):
     model_type = "tide-layer-tables"
 
 
-class LayerTablesNorm(LlamaRMSNorm):
+class GatedRowsNorm(LlamaRMSNorm):
     """Of what is added, so that it begins with the memory's gain."""
 
 
-class LayerTablesLayer(TideDecoderLayer):
-    """`h + RMSNorm(W_out (gelu(W_gate n) * e_l))`, as per-layer embeddings join the stream in Gemma 3n.
+class GatedRows(nn.Module):
+    """`RMSNorm(W_out (gelu(W_gate n) * e))`, as per-layer embeddings join the stream in Gemma 3n.
 
-    n is h with its norm: the states of a small model begin too small for a gate.
+    n is the state with its norm: the states of a small model begin too small for a gate.
     """
 
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.gate, self.out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.norm = GatedRowsNorm(D, eps=config.rms_norm_eps)
+
+    def forward(self, n_BTD: torch.Tensor, rows_BTD: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.out(nn.functional.gelu(self.gate(n_BTD)) * rows_BTD))
+
+
+def narrower_ffn(config: TideConfig) -> LlamaMLP:
+    """An FFN without as many parameters as `GatedRows` has, to a multiple of 8."""
+    narrow = copy(config)
+    narrow.intermediate_size = 8 * round((config.intermediate_size - 2 * config.hidden_size / 3) / 8)
+    return LlamaMLP(narrow)
+
+
+class LayerTablesLayer(TideDecoderLayer):
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        D, self.memory_own_block = config.hidden_size, True
+        self.memory_own_block = True
         self.router = self.router_weights = nn.Identity()
-        self.table_gate, self.table_out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
-        self.table_norm = LayerTablesNorm(D, eps=config.rms_norm_eps)
+        self.gated_rows = GatedRows(config)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, rows: torch.Tensor, *__: Any) -> Any:
         h = h + update
-        gated = nn.functional.gelu(self.table_gate(self.post_attention_layernorm(h))) * rows.view_as(h)
-        return h + self.table_norm(self.table_out(gated)).to(h.dtype)
+        return h + self.gated_rows(self.post_attention_layernorm(h), rows.view_as(h)).to(h.dtype)
 
 
 class LayerTablesModel(_OwnTables):
@@ -137,7 +154,7 @@ class LayerTablesModel(_OwnTables):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, LayerTablesNorm):
+        if isinstance(module, GatedRowsNorm):
             init.constant_(module.weight, self.config.memory_gain_init)
         if isinstance(module, MemoryNorm) and not self.config.memory_values:  # the last norm is what decides
             init.ones_(module.weight)
@@ -148,6 +165,28 @@ class LayerTables(TideForCausalLM):
 
     config_class = LayerTablesConfig
     decoder_class = LayerTablesModel
+
+
+@strict
+class NarrowLayerTablesConfig(TideConfig):
+    model_type = "tide-narrow-layer-tables"
+
+
+class NarrowLayerTablesLayer(LayerTablesLayer):
+    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.mlp = narrower_ffn(config)
+
+
+class NarrowLayerTablesModel(LayerTablesModel):
+    layer_class = NarrowLayerTablesLayer
+
+
+class NarrowLayerTables(TideForCausalLM):
+    """The same with as many parameters in its layers as other models have."""
+
+    config_class = NarrowLayerTablesConfig
+    decoder_class = NarrowLayerTablesModel
 
 
 @strict
@@ -210,6 +249,7 @@ _KINDS = {
     "wide-input": WideInput,
     "layer-tables": LayerTables,
     "layer-tables-and-values": LayerTables,
+    "narrow-layer-tables-and-values": NarrowLayerTables,
     "value-tables": ValueTables,
     "input-and-values": InputAndValues,
 }

@@ -12,6 +12,7 @@ from tide_lm.run_config import RECIPES, RunConfig
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
 VALUES, OWN = "model.memory_values", "model.memory_own_block"
+SCALE = "model.memory_value_scale"
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one st
 _DENSE = {"optim.table_update": "dense"}  # of controls and some variants: row-lazy is for TIDE's layers
 _DENSE_VALUES = {**_DENSE, VALUES: "true"}
 OWN_BLOCK, GATED = "layer-router-and-values", "layer-tables-and-values"
+NARROW = "narrow-" + GATED
 ONE_A_LAYER = ("layer-router", OWN_BLOCK)  # of TIDE's own blocks
-VALUES_BY_RECIPE = (OWN_BLOCK, GATED)  # other controls have rows in values anyway, or never
+VALUES_BY_RECIPE = (OWN_BLOCK, GATED, NARROW)  # other controls have rows in values anyway, or never
 HALF = "half the tokens, "  # before the recipe of a run with a schedule of its own for them
 
 
@@ -102,6 +104,10 @@ def _toml(value: bool) -> str:
     return str(value).lower()
 
 
+def _values(scale: float) -> Mapping[str, Any]:
+    return {VALUES: _toml(True), SCALE: scale}
+
+
 def _tried(
     recipe: str,
     settings: Mapping[str, Any] | None = None,
@@ -151,6 +157,10 @@ def search() -> list[Run]:
         _tried("values routed", _DENSE_VALUES, {"values_of_all": "routed"}),
         _tried("values times 5", _DENSE_VALUES, {"value_scale": 5.0}),
         _tried("values, router heads 4", _DENSE_VALUES, {"router_heads": 4}),
+        *(_tried("values x5", _values(5), model=model) for model in ("tide", *VALUES_BY_RECIPE)),
+        _tried("values x10", _values(10)),
+        _tried("values x5, router heads 4", {**_DENSE, **_values(5)}, {"router_heads": 4}),
+        _tried("values x5, gated", {**_DENSE, **_values(5)}, {"gated": True}),
         _tried("rows shared by half of the layers", changes={"layer_groups": 2}),
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),

@@ -10,7 +10,7 @@ from typing import Any
 
 from studies import figures
 from studies.claims import CLAIMS, verdicts
-from studies.plan import GATED, OWN_BLOCK, VALUES_BY_RECIPE, final
+from studies.plan import GATED, NARROW, OWN_BLOCK, VALUES_BY_RECIPE, final
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
 from tide_lm.report import paper
@@ -23,12 +23,13 @@ from tide_lm.run_config import RECIPES
 CONTROLS = {
     "input-only": "the same tables, normalised and added once, at the input, 1 / (K + 1) of each",
     "wide-input": "one wide input embedding, projected",
-    "layer-tables": "a table for each layer, gated, as in Gemma 3n",
+    "layer-tables": "a table for each layer, gated by two more matrices in it, as in Gemma 3n",
     "layer-router": "a table for each layer, weighed against a null bank: MoLE with one expert a layer",
     "value-tables": "a table for each layer, in the values of its attention, as nanochat has in every other",
     "input-and-values": "both `input-only` and `value-tables`",
     OWN_BLOCK: "both `layer-router` and `value-tables`, of one table: `model.memory_own_block`",
     GATED: "both `layer-tables` and `value-tables`, of one table",
+    NARROW: "the same with a narrower FFN, so that its layers have no more parameters than others",
 }
 WITH_VALUES = {"value-tables", "input-and-values", *VALUES_BY_RECIPE}
 OF_BLOCKS = {"loss-by-blocks", "training-loss"}  # figures of all K

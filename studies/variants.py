@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from studies.controls import GatedRows, GatedRowsNorm, narrower_ffn
 from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
@@ -33,7 +34,7 @@ class VariantConfig(TideConfig):
 
     With `layer_groups` the layers are so many groups in a row, each of which has its own share of the blocks.
     `view_rank` is that of a product in each layer that changes what it is given, and `gate_rank` of one that
-    lets its state scale each of the D.
+    lets its state scale each of the D. With `gated` it goes through `GatedRows`, and the FFN is narrower.
 
     With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
     the embeddings as well. Where rows are in values, `values_of_all` puts a mix of them there: `"learned"`
@@ -58,6 +59,7 @@ class VariantConfig(TideConfig):
     input_too: bool = False
     view_rank: int = 0
     gate_rank: int = 0
+    gated: bool = False
     values_of_all: Literal["learned", "routed"] | None = None
     value_scale: int | float | None = None
 
@@ -114,6 +116,9 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
+        self.gated_rows = GatedRows(config) if config.gated else None
+        if config.gated:
+            self.mlp = narrower_ffn(config)
         self.value_scale = None if config.value_scale is None else nn.Parameter(torch.empty(()))
         self.value_weights = self.value_router = None
         if config.values_of_all == "learned":
@@ -154,7 +159,7 @@ class VariantLayer(TideDecoderLayer):
         return super().block(hidden_states, rows_UKD, *more, value_rows_UD=value_rows_UD, **kwargs)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
-        if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
+        if self.heads == 1 and self.layer_scale is self.view is self.gate is self.gated_rows is None:
             return super().inject(h, update, *memory)
         zero = torch.zeros_like(h)
         mixed = super().inject(zero, zero, *memory) if self.heads == 1 else self._by_heads(h, *memory)
@@ -164,6 +169,8 @@ class VariantLayer(TideDecoderLayer):
             mixed = mixed + self.view(mixed)
         if self.gate is not None:
             mixed = mixed * (1 + self.gate(self.post_attention_layernorm(h)))
+        if self.gated_rows is not None:
+            mixed = self.gated_rows(self.post_attention_layernorm(h + update), mixed)
         return h + update + mixed.to(h.dtype)
 
     def _by_heads(
@@ -194,6 +201,8 @@ class VariantModel(TideModel):
                 init.zeros_(module.weight)
             if config.null_bias is not None:
                 init.constant_(module.null_bias, config.null_bias)
+        if isinstance(module, GatedRowsNorm):
+            init.constant_(module.weight, config.memory_gain_init)
         if isinstance(module, FromZero):
             init.zeros_(module.weight)
         if isinstance(module, VariantLayer) and module.layer_scale is not None:

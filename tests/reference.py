@@ -99,7 +99,8 @@ def _attention(own: "_Layer", config: Any, n: list[Tensor], memory: list[Tensor]
             values = [own["self_attn.v_proj"][shared] @ n[s] for s in range(t + 1)]
             for s in range(t + 1 if memory is not None else 0):
                 for part in range(head // group, config.hidden_size // H, config.num_key_value_heads):
-                    gate = 2 / (1 + torch.exp(-(own["self_attn.value_gate"][part] @ n[s])))
+                    logit = own["self_attn.value_gate"][part] @ n[s]
+                    gate = config.memory_value_scale * 2 / (1 + torch.exp(-logit))
                     values[s] = values[s] + gate * memory[s][_head_rows(part, H)]
             weights = softmax(torch.stack([query_H @ key_H for key_H in keys]) / math.sqrt(H))
             mixed.append(sum(weights[s] * values[s] for s in range(t + 1)))

@@ -48,8 +48,8 @@ class TideConfig(LlamaConfig):
     K = 0 is the base model, exactly `LlamaForCausalLM`. `memory_dim` is the paper's d_b; it must equal
     `hidden_size`, since memory joins the residual stream with no projection.
 
-    Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, and with
-    `memory_own_block` layer l mixes no other row than that.
+    Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, times
+    `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that.
     """
 
     model_type = "tide"
@@ -59,6 +59,7 @@ class TideConfig(LlamaConfig):
     memory_gain_init: int | float = 1.0
     memory_dim: int | None = None
     memory_values: bool = False
+    memory_value_scale: int | float = 1.0
     memory_own_block: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -81,8 +82,9 @@ class TideConfig(LlamaConfig):
             raise ValueError(
                 f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"
             )
-        if not math.isfinite(self.memory_gain_init):
-            raise ValueError(f"memory_gain_init is {self.memory_gain_init}: it must be a finite number")
+        for name in ("memory_gain_init", "memory_value_scale"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value}: it must be a finite number")
         if self.memory_dim not in (None, self.hidden_size):
             raise ValueError(
                 f"memory_dim is {self.memory_dim} and hidden_size is {self.hidden_size}: memory is added to "

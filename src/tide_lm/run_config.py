@@ -21,6 +21,7 @@ class ModelSection:
     vocab_size: int = 0
     memory_gain_init: float = 1.0
     memory_values: bool = False
+    memory_value_scale: float = 1.0
     memory_own_block: bool = False
     tie_word_embeddings: bool = True
 
@@ -189,7 +190,8 @@ class RunConfig:
         optim = self.optim
         moments = "" if optim.table_moments == "float32" else f", moments in {optim.table_moments}"
         own = "one block a layer, " if self.model.memory_own_block else ""
-        values = "rows in values too, " if self.model.memory_values else ""
+        scale = self.model.memory_value_scale
+        values = f"rows in values times {scale:g}, " if self.model.memory_values else ""
         return (
             f"{own}{values}gains from {self.model.memory_gain_init:g}, "
             f"learning rate x{optim.table_lr_multiple:g}, decay {optim.table_weight_decay:g}, "

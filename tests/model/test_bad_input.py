@@ -136,6 +136,7 @@ def test_foreign_keys_pass_as_in_transformers():
         ("memory_gain_init", float("nan")),
         ("memory_dim", "32"),
         ("memory_values", 1),
+        ("memory_value_scale", float("inf")),
         ("memory_own_block", "yes"),
     ],
 )

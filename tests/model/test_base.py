@@ -16,6 +16,7 @@ def llama_with_the_weights_of(model: TideForCausalLM) -> LlamaForCausalLM:
         "memory_gain_init",
         "memory_dim",
         "memory_values",
+        "memory_value_scale",
         "memory_own_block",
     ):
         settings.pop(key, None)

@@ -25,6 +25,7 @@ ATTENTION = {
         "num_key_value_heads": 2,
         "head_dim": 4,
         "memory_values": True,
+        "memory_value_scale": 3.5,
         "memory_own_block": True,
         "num_hidden_layers": 9,  # so that layers share a block, and those that do not have each its own
     },

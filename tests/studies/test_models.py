@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from studies.controls import CONTROLS, builder
-from studies.plan import ONE_A_LAYER, VALUES, VALUES_BY_RECIPE, search
+from studies.plan import NARROW, ONE_A_LAYER, VALUES, VALUES_BY_RECIPE, search
 from studies.variants import Variant
 from tide_lm import estimate, presets
 from tide_lm.model import TideConfig, TideForCausalLM
@@ -26,7 +26,7 @@ IDS = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
 
 def made(build, blocks=3, **changes):
     torch.manual_seed(0)
-    return build(TideConfig(**SHAPE, num_memory_blocks=blocks, **changes)).eval()
+    return build(TideConfig(**{**SHAPE, "num_memory_blocks": blocks, **changes})).eval()
 
 
 NAMES = [*CONTROLS, *ONE_A_LAYER]
@@ -49,7 +49,9 @@ def test_a_control_without_its_tables_is_the_base(name):
     with torch.no_grad():
         if name == "wide-input":  # whose tables are not normalised
             model.model.memory.weight.zero_()
-    assert torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-6)
+    ffn = 16 if name == NARROW else 24
+    base = made(TideForCausalLM, blocks=0, intermediate_size=ffn)
+    assert torch.allclose(logits(model), logits(base), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +75,9 @@ def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
     model = made_control("layer-tables", memory_gain_init=0.1)
     added = []
     for layer in model.model.layers:
-        layer.table_norm.register_forward_hook(lambda *call: added.append(call[-1].square().mean() ** 0.5))
+        layer.gated_rows.norm.register_forward_hook(
+            lambda *call: added.append(call[-1].square().mean() ** 0.5)
+        )
     logits(model)
     assert torch.allclose(torch.stack(added), torch.tensor(0.1), rtol=0.1)
 
@@ -98,7 +102,7 @@ def test_a_control_has_the_parameters_of_tide(name):
     tide = estimate.count_parameters(presets.get("tide-8e-small").model).total
     with torch.device("meta"):
         model = CONTROLS.get(name, TideForCausalLM)(shape)
-    assert model.num_parameters() == pytest.approx(tide, rel=0.03)
+    assert model.num_parameters() == pytest.approx(tide, rel=0.0005 if name == NARROW else 0.03)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -248,6 +252,13 @@ def test_a_product_starts_without_effect_and_learns(change):
     model(IDS, labels=IDS).loss.backward()
     product = getattr(model.model.layers[0], change.removesuffix("_rank"))
     assert product[1].weight.grad.any()
+
+
+def test_a_gate_for_the_mix_begins_with_the_gain_and_takes_its_parameters_from_the_ffn():
+    narrow = made(TideForCausalLM, blocks=0, intermediate_size=16)
+    without = made(builder(Variant, gated=True), memory_gain_init=0.0)
+    assert torch.allclose(logits(without), logits(narrow), atol=1e-6)
+    assert not torch.allclose(logits(made(builder(Variant, gated=True))), logits(narrow), atol=1e-3)
 
 
 def test_only_routers_and_scales_are_new():

@@ -23,6 +23,7 @@ def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
         **shape.to_transformers()
         | {
             "memory_gain_init": config.model.memory_gain_init,
+            "memory_value_scale": config.model.memory_value_scale,
             "max_position_embeddings": max(shape.max_position_embeddings, config.data.sequence),
             "bos_token_id": manifest.bos_token_id,
             "eos_token_id": manifest.eos_token_id,
