@@ -107,7 +107,11 @@ class _OwnTables(TideModel):
 
 @strict
 class LayerTablesConfig(TideConfig):
+    """If `narrow`, layers have no more parameters than those of other models."""
+
     model_type = "tide-layer-tables"
+
+    narrow: bool = False
 
 
 class GatedRowsNorm(LlamaRMSNorm):
@@ -138,11 +142,13 @@ def narrower_ffn(config: TideConfig) -> LlamaMLP:
 
 
 class LayerTablesLayer(TideDecoderLayer):
-    def __init__(self, config: TideConfig, layer_idx: int) -> None:
+    def __init__(self, config: LayerTablesConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.memory_own_block = True
         self.router = self.router_weights = nn.Identity()
         self.gated_rows = GatedRows(config)
+        if config.narrow:
+            self.mlp = narrower_ffn(config)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, rows: torch.Tensor, *__: Any) -> Any:
         h = h + update
@@ -165,28 +171,6 @@ class LayerTables(TideForCausalLM):
 
     config_class = LayerTablesConfig
     decoder_class = LayerTablesModel
-
-
-@strict
-class NarrowLayerTablesConfig(TideConfig):
-    model_type = "tide-narrow-layer-tables"
-
-
-class NarrowLayerTablesLayer(LayerTablesLayer):
-    def __init__(self, config: TideConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.mlp = narrower_ffn(config)
-
-
-class NarrowLayerTablesModel(LayerTablesModel):
-    layer_class = NarrowLayerTablesLayer
-
-
-class NarrowLayerTables(TideForCausalLM):
-    """The same with as many parameters in its layers as other models have."""
-
-    config_class = NarrowLayerTablesConfig
-    decoder_class = NarrowLayerTablesModel
 
 
 @strict
@@ -249,7 +233,6 @@ _KINDS = {
     "wide-input": WideInput,
     "layer-tables": LayerTables,
     "layer-tables-and-values": LayerTables,
-    "narrow-layer-tables-and-values": NarrowLayerTables,
     "value-tables": ValueTables,
     "input-and-values": InputAndValues,
 }
@@ -258,3 +241,4 @@ for _kind in _KINDS.values():
     AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
 
 CONTROLS = {name: builder(kind) for name, kind in _KINDS.items()}
+CONTROLS["narrow-layer-tables-and-values"] = builder(LayerTables, narrow=True)

@@ -144,7 +144,6 @@ class MemoryAttention(LlamaAttention):
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.value_gate = nn.Linear(config.hidden_size, config.hidden_size // self.head_dim, bias=False)
-        self.value_scale = 2 * config.memory_value_scale
 
     def forward(
         self,
@@ -159,7 +158,7 @@ class MemoryAttention(LlamaAttention):
         heads = (*hidden_states.shape[:2], -1, self.head_dim)
         q, k, v = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if row_BTD is not None:
-            gate = self.value_scale * torch.sigmoid(self.value_gate(hidden_states))
+            gate = 2 * self.config.memory_value_scale * torch.sigmoid(self.value_gate(hidden_states))
             added = gate.unsqueeze(-1) * row_BTD.view(heads)
             v = v + added.unflatten(2, (-1, v.shape[2])).sum(2).to(v.dtype)
         q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
