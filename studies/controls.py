@@ -14,12 +14,13 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaModel, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
 
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
     MemoryAttention,
+    MemoryGate,
     MemoryNorm,
     TideConfig,
     TideDecoderLayer,
@@ -114,45 +115,24 @@ class LayerTablesConfig(TideConfig):
     narrow: bool = False
 
 
-class GatedRowsNorm(LlamaRMSNorm):
-    """Of what is added, so that it begins with the memory's gain."""
-
-
-class GatedRows(nn.Module):
-    """`RMSNorm(W_out (gelu(W_gate n) * e))`, as per-layer embeddings join the stream in Gemma 3n.
-
-    n is the state with its norm: the states of a small model begin too small for a gate.
-    """
-
-    def __init__(self, config: TideConfig) -> None:
-        super().__init__()
-        D = config.hidden_size
-        self.gate, self.out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
-        self.norm = GatedRowsNorm(D, eps=config.rms_norm_eps)
-
-    def forward(self, n_BTD: torch.Tensor, rows_BTD: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.out(nn.functional.gelu(self.gate(n_BTD)) * rows_BTD))
-
-
-def narrower_ffn(config: TideConfig) -> LlamaMLP:
-    """An FFN without as many parameters as `GatedRows` has, to a multiple of 8."""
+def narrower_ffn(config: TideConfig, matrices: int = 2) -> LlamaMLP:
+    """An FFN without as many parameters as so many matrices of D x D have, to a multiple of 8."""
     narrow = copy(config)
-    narrow.intermediate_size = 8 * round((config.intermediate_size - 2 * config.hidden_size / 3) / 8)
+    narrow.intermediate_size = 8 * round((config.intermediate_size - matrices * config.hidden_size / 3) / 8)
     return LlamaMLP(narrow)
 
 
 class LayerTablesLayer(TideDecoderLayer):
     def __init__(self, config: LayerTablesConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.memory_own_block = True
+        self.memory_own_block, self.memory_gate = True, MemoryGate(config)
         self.router = self.router_weights = nn.Identity()
-        self.gated_rows = GatedRows(config)
         if config.narrow:
             self.mlp = narrower_ffn(config)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, rows: torch.Tensor, *__: Any) -> Any:
         h = h + update
-        return h + self.gated_rows(self.post_attention_layernorm(h), rows.view_as(h)).to(h.dtype)
+        return h + self.memory_gate(self.post_attention_layernorm(h), rows.view_as(h)).to(h.dtype)
 
 
 class LayerTablesModel(_OwnTables):
@@ -160,8 +140,6 @@ class LayerTablesModel(_OwnTables):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, GatedRowsNorm):
-            init.constant_(module.weight, self.config.memory_gain_init)
         if isinstance(module, MemoryNorm) and not self.config.memory_values:  # the last norm is what decides
             init.ones_(module.weight)
 

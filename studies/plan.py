@@ -113,8 +113,10 @@ def _tried(
     settings: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     model: str = "tide",
+    seed: int = 0,
 ) -> Run:
-    return Run(model, recipe, "small", 8, settings={**CENTRE, **(settings or {})}, changes=changes or {})
+    settings = {**CENTRE, **(settings or {})}
+    return Run(model, recipe, "small", 8, seed, settings=settings, changes=changes or {})
 
 
 def search() -> list[Run]:
@@ -158,9 +160,12 @@ def search() -> list[Run]:
         _tried("values times 5", _DENSE_VALUES, {"value_scale": 5.0}),
         _tried("values, router heads 4", _DENSE_VALUES, {"router_heads": 4}),
         *(_tried("values x5", _values(5), model=model) for model in ("tide", *VALUES_BY_RECIPE)),
+        *(_tried("values x5", _values(5), model=model, seed=n) for n in (1, 2) for model in ("tide", NARROW)),
         _tried("values x10", _values(10)),
         _tried("values x5, router heads 4", {**_DENSE, **_values(5)}, {"router_heads": 4}),
-        _tried("values x5, gated", {**_DENSE, **_values(5)}, {"gated": True}),
+        *(_tried("values x5, gated", {**_DENSE, **_values(5)}, {"gated": True}, seed=n) for n in range(3)),
+        _tried("values x5, gated without a norm", {**_DENSE, **_values(5)}, {"gated": "plain"}),
+        _tried("values x5, sigmoid gate", {**_DENSE, **_values(5)}, {"gated": "sigmoid"}),
         _tried("rows shared by half of the layers", changes={"layer_groups": 2}),
         _tried("router heads 4", _DENSE, {"router_heads": 4}),
         _tried("router heads 16", _DENSE, {"router_heads": 16}),

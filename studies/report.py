@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -28,7 +28,8 @@ CONTROLS = {
     "value-tables": "a table for each layer, in the values of its attention, as nanochat has in every other",
     "input-and-values": "both `input-only` and `value-tables`",
     OWN_BLOCK: "both `layer-router` and `value-tables`, of one table: `model.memory_own_block`",
-    GATED: "both `layer-tables` and `value-tables`, of one table",
+    GATED: "both `layer-tables` and `value-tables`, of one table: `model.memory_own_block` and "
+    "`model.memory_gate`",
     NARROW: "the same with a narrower FFN, so that its layers have no more parameters than others",
 }
 WITH_VALUES = {"value-tables", "input-and-values", *VALUES_BY_RECIPE}
@@ -116,22 +117,26 @@ def _answer(study: Study) -> Iterable[str]:
         "its own base."
         + (f" Two single runs may be {study.noise:.3f} apart by chance." if study.noise else "")
     )
-    yield from _beside_controls(study, "", CONTROLS, best)
+    yield from _beside_controls(study, "", CONTROLS, lambda recipe: study.gains("tide", recipe, k=8) or best)
     if without := study.gains("tide", "centre", k=8):
         others = [model for model in CONTROLS if model not in WITH_VALUES]
         said = f"Without rows in attention's values TIDE gains {_gain(without)}. "
-        yield from _beside_controls(study, said, others, without)
+        yield from _beside_controls(study, said, others, lambda _: without)
 
 
 def _beside_controls(
-    study: Study, said: str, models: Iterable[str], ours: Mapping[int, float]
+    study: Study, said: str, models: Iterable[str], ours_with: Callable[[str], Mapping[int, float]]
 ) -> Iterable[str]:
-    """The control that gains most, and how far it is behind, of the seeds that both have."""
+    """The control that gains most, and how far TIDE is ahead, of the seeds that both have.
+
+    `ours_with` has TIDE's gains for a control's recipe.
+    """
     kinds = {kind: study.gains(*kind, k=8) for kind in study.kinds(8) if kind[0] in models}
-    kinds = {kind: gains for kind, gains in kinds.items() if gains.keys() & ours.keys()}
+    kinds = {kind: gains for kind, gains in kinds.items() if gains.keys() & ours_with(kind[1]).keys()}
     if not kinds:
         return
     (model, recipe), gains = max(kinds.items(), key=lambda item: mean(item[1].values()))
+    ours = ours_with(recipe)
     leads = [ours[seed] - gain for seed, gain in gains.items() if seed in ours]
     lead, noise = Spread.of(leads), (study.noise or 0) / len(leads) ** 0.5
     if abs(lead.mean) <= noise:
@@ -140,7 +145,7 @@ def _beside_controls(
         told = "is ahead of it" if lead.mean > 0 else "**is behind it**"
     yield (
         f"{said}Of as many parameters used otherwise, `{model}` ({CONTROLS[model]}; recipe {recipe}) gains "
-        f"most, {_gain(gains)}. TIDE {told}: {lead} nats, of {_seeds(leads)}."
+        f"most, {_gain(gains)}. TIDE, with {_gain(ours)}, {told}: {lead} nats, of {_seeds(leads)}."
     )
 
 

@@ -9,11 +9,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from studies.controls import GatedRows, GatedRowsNorm, narrower_ffn
+from studies.controls import narrower_ffn
 from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
+    MemoryGate,
     MemoryRouter,
     TideConfig,
     TideDecoderLayer,
@@ -34,7 +35,8 @@ class VariantConfig(TideConfig):
 
     With `layer_groups` the layers are so many groups in a row, each of which has its own share of the blocks.
     `view_rank` is that of a product in each layer that changes what it is given, and `gate_rank` of one that
-    lets its state scale each of the D. With `gated` it goes through `GatedRows`, and the FFN is narrower.
+    lets its state scale each of the D. With `gated` it goes through `MemoryGate`, without the last norm if
+    `"plain"`, and if `"sigmoid"` the state scales each of the D by a full matrix; the FFN is narrower.
 
     With `router_heads` so many slices of D have weights of their own, and with `input_too` memory is added to
     the embeddings as well. Where rows are in values, `values_of_all` puts a mix of them there: `"learned"`
@@ -59,7 +61,7 @@ class VariantConfig(TideConfig):
     input_too: bool = False
     view_rank: int = 0
     gate_rank: int = 0
-    gated: bool = False
+    gated: bool | Literal["plain", "sigmoid"] = False
     values_of_all: Literal["learned", "routed"] | None = None
     value_scale: int | float | None = None
 
@@ -108,6 +110,17 @@ class LowRank(nn.Sequential):
         super().__init__(nn.Linear(dim, rank, bias=False), FromZero(rank, dim, bias=False))
 
 
+class SigmoidGate(nn.Module):
+    """Twice what a sigmoid lets through, so that it starts near 1."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, n_BTD: torch.Tensor, rows_BTD: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.sigmoid(self.gate(n_BTD)) * rows_BTD
+
+
 class VariantLayer(TideDecoderLayer):
     def __init__(self, config: VariantConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -116,9 +129,13 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
-        self.gated_rows = GatedRows(config) if config.gated else None
-        if config.gated:
-            self.mlp = narrower_ffn(config)
+        self.gated_rows = None
+        if config.gated == "sigmoid":
+            self.gated_rows, self.mlp = SigmoidGate(D), narrower_ffn(config, 1)
+        elif config.gated:
+            self.gated_rows, self.mlp = MemoryGate(config), narrower_ffn(config)
+            if config.gated == "plain":
+                self.gated_rows.norm = nn.Identity()
         self.value_scale = None if config.value_scale is None else nn.Parameter(torch.empty(()))
         self.value_weights = self.value_router = None
         if config.values_of_all == "learned":
@@ -201,8 +218,6 @@ class VariantModel(TideModel):
                 init.zeros_(module.weight)
             if config.null_bias is not None:
                 init.constant_(module.null_bias, config.null_bias)
-        if isinstance(module, GatedRowsNorm):
-            init.constant_(module.weight, config.memory_gain_init)
         if isinstance(module, FromZero):
             init.zeros_(module.weight)
         if isinstance(module, VariantLayer) and module.layer_scale is not None:

@@ -67,7 +67,13 @@ def _sequence(
                 m = m + alpha_S[k] * M_k
             if layer in drop:
                 m = torch.zeros_like(m)
-            h[t] = h_tilde + _ffn(own, n_tilde) + m  # eq:tide_model
+            h[t] = h_tilde + _ffn(own, n_tilde)
+            if config.memory_gate and layer not in drop:  # not in the paper
+                n = rms_norm(h[t], own["post_attention_layernorm"], config.rms_norm_eps)
+                gate = own["memory_gate.gate"] @ n
+                gated = own["memory_gate.out"] @ (gate * (1 + torch.erf(gate / math.sqrt(2))) / 2 * m)
+                m = rms_norm(gated, own["memory_gate.norm"], config.rms_norm_eps)
+            h[t] = h[t] + m  # eq:tide_model
             alphas[-1].append(torch.stack(alpha_S))
     return h, alphas
 

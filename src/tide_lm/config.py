@@ -31,6 +31,7 @@ class ModelConfig:
     num_memory_blocks: int = 0
     memory_values: bool = False
     memory_own_block: bool = False
+    memory_gate: bool = False
     max_position_embeddings: int = 2048
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-5
@@ -44,7 +45,7 @@ class ModelConfig:
         for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
             self._check_size(name, least=1)
         self._check_size("num_memory_blocks", least=0)
-        for name in ("tie_word_embeddings", "memory_values", "memory_own_block"):
+        for name in ("tie_word_embeddings", "memory_values", "memory_own_block", "memory_gate"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be true or false")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -122,6 +123,7 @@ class ModelConfig:
             num_memory_blocks=values["num_memory_blocks"] if tide else 0,
             memory_values=values.get("memory_values", False) if tide else False,
             memory_own_block=values.get("memory_own_block", False) if tide else False,
+            memory_gate=values.get("memory_gate", False) if tide else False,
             max_position_embeddings=values.get("max_position_embeddings", 2048),
             rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
             rms_norm_eps=values.get("rms_norm_eps", 1e-6),

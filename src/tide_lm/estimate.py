@@ -19,13 +19,14 @@ class Parameters:
     backbone: int
     routers: int
     value_gates: int
+    memory_gates: int
     gains: int
     tables: int
 
     @property
     def resident(self) -> int:
         """What has to be in VRAM when the tables are not."""
-        return self.backbone + self.routers + self.value_gates + self.gains
+        return self.backbone + self.routers + self.value_gates + self.memory_gates + self.gains
 
     @property
     def total(self) -> int:
@@ -43,6 +44,7 @@ def count_parameters(model: ModelConfig) -> Parameters:
         backbone=embeddings + L * layer + D,
         routers=L * (model.mixed_blocks + 1) * D if K else 0,
         value_gates=L * (D // model.head_dim) * D if K and model.memory_values else 0,
+        memory_gates=L * (2 * D + 1) * D if K and model.memory_gate else 0,
         gains=K * D,
         tables=model.vocab_size * K * D,
     )
@@ -76,7 +78,8 @@ def train_flops(model: ModelConfig, sequence: int) -> int:
     L, D = model.num_hidden_layers, model.hidden_size
     parameters = count_parameters(model)
     looked_up = 0 if model.tie_word_embeddings else model.vocab_size * D
-    multiplied = parameters.backbone + parameters.routers + parameters.value_gates - looked_up
+    multiplied = parameters.backbone + parameters.routers - looked_up
+    multiplied += parameters.value_gates + parameters.memory_gates
     mixed = model.mixed_blocks + (1 if parameters.value_gates else 0)
     return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * mixed
 

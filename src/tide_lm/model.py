@@ -175,6 +175,23 @@ class MemoryAttention(LlamaAttention):
         return self.o_proj(attended.flatten(2)), weights
 
 
+class MemoryGateNorm(LlamaRMSNorm):
+    """Of what a layer adds, so that it begins with the memory's gain."""
+
+
+class MemoryGate(nn.Module):
+    """`RMSNorm(W_out (gelu(W_gate n) * m))` of what was mixed, as per-layer embeddings join in Gemma 3n."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.gate, self.out = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.norm = MemoryGateNorm(D, eps=config.rms_norm_eps)
+
+    def forward(self, n_BTD: torch.Tensor, mixed_BTD: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.out(nn.functional.gelu(self.gate(n_BTD)) * mixed_BTD))
+
+
 class TideDecoderLayer(LlamaDecoderLayer):
     """`h = h~ + FFN(n~) + sum_k alpha_k M_k(v)`, `n~ = RMSNorm(h~)` (eqs. 3.1, 3.5 and 3.6)."""
 
@@ -188,6 +205,7 @@ class TideDecoderLayer(LlamaDecoderLayer):
         self.router = MemoryRouter(config)
         others = (self.block_idx, K - 1 - self.block_idx) if self.memory_own_block else (0, 0)
         self.router_weights = RouterWeights(others)
+        self.memory_gate = MemoryGate(config) if config.memory_gate else None
 
     def forward(
         self,
@@ -243,7 +261,11 @@ class TideDecoderLayer(LlamaDecoderLayer):
         sink: ops.Sink | None,
     ) -> torch.Tensor:
         """The state after the layer: before its FFN, what that adds, and the memory's share."""
-        return ops.memory_mix(h, logits, rows_UKD, index_BT, update, sink)
+        if self.memory_gate is None:
+            return ops.memory_mix(h, logits, rows_UKD, index_BT, update, sink)
+        zero, h = torch.zeros_like(h), h + update
+        mixed = ops.memory_mix(zero, logits, rows_UKD, index_BT, zero, sink)
+        return h + self.memory_gate(self.post_attention_layernorm(h), mixed).to(h.dtype)
 
 
 class TideModel(TidePreTrainedModel, LlamaModel):
@@ -275,7 +297,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             self._tp_plan = {name: how for name, how in self.tp_plan.items() if "self_attn" not in name}
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, MemoryNorm):
+        if isinstance(module, MemoryNorm | MemoryGateNorm):
             init.constant_(module.weight, self.config.memory_gain_init)
         elif not isinstance(module, EmbeddingMemory):
             super()._init_weights(module)

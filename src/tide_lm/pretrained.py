@@ -38,7 +38,8 @@ _AUTO_MAP = {
 }
 
 
-_OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.value_gate\.")
+_OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.(value|memory)_gate\.")
+_SWITCHES = {".value_gate.": "memory_values", ".memory_gate.": "memory_gate"}  # by what they add
 
 
 @strict
@@ -49,7 +50,8 @@ class TideConfig(LlamaConfig):
     `hidden_size`, since memory joins the residual stream with no projection.
 
     Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, times
-    `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that.
+    `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that. With `memory_gate`
+    what was mixed goes through a gate, a matrix and a norm, which undoes what the null bank took from it.
     """
 
     model_type = "tide"
@@ -61,6 +63,7 @@ class TideConfig(LlamaConfig):
     memory_values: bool = False
     memory_value_scale: int | float = 1.0
     memory_own_block: bool = False
+    memory_gate: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = list(TideConfig.__annotations__)
@@ -170,13 +173,14 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
         missing = sorted(key for key in info["missing_keys"] if _OF_MEMORY.search(key))
-        beyond = sorted(key for key in info["unexpected_keys"] if ".value_gate." in key)
-        gates = missing if all(".value_gate." in key for key in missing) else []
-        if model.config.num_memory_blocks and (gates or beyond):
-            raise ValueError(
-                f"{model.name_or_path!r} {'lacks' if gates else 'holds'} {(gates or beyond)[0]}, and "
-                f"memory_values is {model.config.memory_values}: leave memory_values as it was saved"
-            )
+        for part, switch in _SWITCHES.items():
+            beyond = sorted(key for key in info["unexpected_keys"] if part in key)
+            gates = missing if all(part in key for key in missing) else []
+            if model.config.num_memory_blocks and (gates or beyond):
+                raise ValueError(
+                    f"{model.name_or_path!r} {'lacks' if gates else 'holds'} {(gates or beyond)[0]}, and "
+                    f"{switch} is {getattr(model.config, switch)}: leave {switch} as it was saved"
+                )
         if missing:
             raise ValueError(
                 f"{model.name_or_path!r} lacks {len(missing)} tensors of the memory, {missing[0]} among "

@@ -23,6 +23,7 @@ class ModelSection:
     memory_values: bool = False
     memory_value_scale: float = 1.0
     memory_own_block: bool = False
+    memory_gate: bool = False
     tie_word_embeddings: bool = True
 
     def shape(self) -> ModelConfig:
@@ -33,6 +34,7 @@ class ModelSection:
                 vocab_size=self.vocab_size or model.vocab_size,
                 memory_values=self.memory_values and model.num_memory_blocks > 0,
                 memory_own_block=self.memory_own_block and model.num_memory_blocks > 0,
+                memory_gate=self.memory_gate and model.num_memory_blocks > 0,
                 tie_word_embeddings=self.tie_word_embeddings,
             )
         except ValueError as error:
@@ -190,6 +192,7 @@ class RunConfig:
         optim = self.optim
         moments = "" if optim.table_moments == "float32" else f", moments in {optim.table_moments}"
         own = "one block a layer, " if self.model.memory_own_block else ""
+        own += "gated, " if self.model.memory_gate else ""
         scale = self.model.memory_value_scale
         values = f"rows in values times {scale:g}, " if self.model.memory_values else ""
         return (

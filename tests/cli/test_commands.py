@@ -63,12 +63,21 @@ def test_estimate_counts_the_gates_of_rows_in_values():
     assert found["parameters"]["value_gates"] == 24 * 32 * 2048
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_estimate_reads_a_model_folder(tiny_model, tmp_path, own):
-    model = tiny_model(num_memory_blocks=2, memory_own_block=own)
+def test_estimate_counts_the_gates_of_what_is_mixed():
+    mixed, gated = (result_of("estimate", "tide-8e-1b", *more) for more in ((), ("--memory-gate",)))
+    assert gated["parameters"]["memory_gates"] == 24 * (2 * 2048 + 1) * 2048
+    more = gated["training"]["flops_per_token"] - mixed["training"]["flops_per_token"]
+    assert more == 6 * gated["parameters"]["memory_gates"]
+    assert "K = 8, gated" in tide_lm("estimate", "tide-8e-1b", "--memory-gate").stdout
+    assert "a base model has no rows" in tide_lm("estimate", "base-1b", "--memory-gate").stderr
+
+
+@pytest.mark.parametrize("way", [{}, {"memory_own_block": True}, {"memory_gate": True}])
+def test_estimate_reads_a_model_folder(tiny_model, tmp_path, way):
+    model = tiny_model(num_memory_blocks=2, **way)
     model.save_pretrained(tmp_path)
     found = result_of("estimate", str(tmp_path))
-    assert found["memory_own_block"] == own
+    assert all(found[name] for name in way)
     assert found["parameters"]["total"] == model.num_parameters()
 
 
@@ -129,7 +138,7 @@ def test_doctor_requires_what_the_package_requires():
         (["estimate", "--memory-block", "1"], "--memory-block"),
         (["train-fast"], "train-fast"),
         (["demo", "--steps", "0"], "greater than or equal to 10"),
-        (["estimate", "base-1b", "--memory-values"], "a base model has no rows for values"),
+        (["estimate", "base-1b", "--memory-values"], "a base model has no rows:"),
     ],
 )
 def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):

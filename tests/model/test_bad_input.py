@@ -138,6 +138,7 @@ def test_foreign_keys_pass_as_in_transformers():
         ("memory_values", 1),
         ("memory_value_scale", float("inf")),
         ("memory_own_block", "yes"),
+        ("memory_gate", 1),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):

@@ -29,6 +29,7 @@ ATTENTION = {
         "memory_own_block": True,
         "num_hidden_layers": 9,  # so that layers share a block, and those that do not have each its own
     },
+    "gated": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "memory_gate": True},
 }
 
 

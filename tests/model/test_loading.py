@@ -208,11 +208,12 @@ def rewrite(folder, change) -> None:
         "model.memory.norm.weight",
         "model.layers.1.router.weight",
         "model.layers.1.self_attn.value_gate.weight",
+        "model.layers.1.memory_gate.norm.weight",
     ],
 )
 def test_missing_memory_is_an_error_that_names_the_tensor(tiny_model, tmp_path, name):
     folder = tmp_path / "model"
-    tiny_model(memory_values=True).save_pretrained(folder)
+    tiny_model(memory_values=True, memory_gate=True).save_pretrained(folder)
     rewrite(folder, lambda tensors: tensors.pop(name))
     with pytest.raises(ValueError, match=re.escape(name)):
         TideForCausalLM.from_pretrained(folder)
@@ -221,13 +222,14 @@ def test_missing_memory_is_an_error_that_names_the_tensor(tiny_model, tmp_path, 
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_rows_in_values_cannot_be_switched_when_a_folder_is_opened(tiny_model, tmp_path, saved):
-    tiny_model(memory_values=saved).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("switch", "part"), [("memory_values", "self_attn.value_gate"), ("memory_gate", "memory_gate.gate")]
+)
+def test_where_rows_go_cannot_be_switched_when_a_folder_is_opened(tiny_model, tmp_path, saved, switch, part):
+    tiny_model(**{switch: saved}).save_pretrained(tmp_path)
     has = "holds" if saved else "lacks"
-    with pytest.raises(
-        ValueError, match=rf"{has} model\.layers\.0\.self_attn\.value_gate\.weight, and memory_v"
-    ):
-        TideForCausalLM.from_pretrained(tmp_path, memory_values=not saved)
+    with pytest.raises(ValueError, match=rf"{has} model\.layers\.0\.{part}\.weight, and {switch} is"):
+        TideForCausalLM.from_pretrained(tmp_path, **{switch: not saved})
     TideForCausalLM.from_pretrained(tmp_path, num_memory_blocks=0)
 
 

@@ -112,8 +112,8 @@ def test_lora_trains_only_its_adapters_and_reloads(tiny_model, token_ids, tmp_pa
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"memory_values": True}, {"memory_own_block": True, "num_memory_blocks": 2}],
-    ids=["", "rows in values", "own block"],
+    [{}, {"memory_values": True}, {"memory_own_block": True, "num_memory_blocks": 2}, {"memory_gate": True}],
+    ids=["", "rows in values", "own block", "gated"],
 )
 def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, changes):
     model = tiny_model(**changes).train()

@@ -71,11 +71,19 @@ def test_what_is_added_to_the_input(name, weight):
     assert torch.allclose(logits(control), expected, atol=1e-6)
 
 
+def test_gated_tables_are_tide_with_a_gate_and_one_block_a_layer():
+    """But for the router: the gate's norm undoes what it decides."""
+    control = made_control("layer-tables-and-values", rms_norm_eps=1e-12)
+    options = dict.fromkeys(("memory_values", "memory_own_block", "memory_gate"), True)
+    tide = made(TideForCausalLM, rms_norm_eps=1e-12, **options)
+    assert torch.allclose(logits(tide), logits(control), atol=1e-5)
+
+
 def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
     model = made_control("layer-tables", memory_gain_init=0.1)
     added = []
     for layer in model.model.layers:
-        layer.gated_rows.norm.register_forward_hook(
+        layer.memory_gate.norm.register_forward_hook(
             lambda *call: added.append(call[-1].square().mean() ** 0.5)
         )
     logits(model)

@@ -27,6 +27,9 @@ def command(
             "--memory-own-block/--no-memory-own-block", help="With one block a layer, instead of all K."
         ),
     ] = None,
+    memory_gate: Annotated[
+        bool, typer.Option("--memory-gate", help="With a gate and a matrix for what a layer mixes.")
+    ] = False,
     sequence: Annotated[
         int | None, typer.Option("--sequence", min=1, help="Tokens of a training sequence.")
     ] = None,
@@ -40,10 +43,13 @@ def command(
         blocks = shape.num_memory_blocks if memory_blocks is None else memory_blocks
         own = shape.memory_own_block if memory_own_block is None else memory_own_block
         shape = replace(shape, num_memory_blocks=blocks, memory_own_block=own)
-        if memory_values and not shape.num_memory_blocks:
-            raise typer.BadParameter("a base model has no rows for values: leave --memory-values out")
-        if memory_values:
-            shape = replace(shape, memory_values=True)
+        if (memory_values or memory_gate) and not blocks:
+            raise typer.BadParameter("a base model has no rows: leave --memory-values and --memory-gate out")
+        shape = replace(
+            shape,
+            memory_values=shape.memory_values or memory_values,
+            memory_gate=shape.memory_gate or memory_gate,
+        )
     except ValueError as error:
         hint = "" if on_disk else "; nor is there a folder or file of that name"
         raise typer.BadParameter(f"{error}{hint}") from None
@@ -62,6 +68,7 @@ def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[s
         "memory_blocks": model.num_memory_blocks,
         "memory_values": model.memory_values,
         "memory_own_block": model.memory_own_block,
+        "memory_gate": model.memory_gate,
         "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
         "inference": [
             {
@@ -85,6 +92,7 @@ def _estimate(name: str, model: ModelConfig, sequence: int, gpus: int) -> dict[s
 def _print(result: dict[str, Any]) -> None:
     counts, training = result["parameters"], result["training"]
     ways = ", rows in values" * result["memory_values"] + ", one a layer" * result["memory_own_block"]
+    ways += ", gated" * result["memory_gate"]
     print_table(
         f"{result['model']}, K = {result['memory_blocks']}{ways}",
         ["part", "parameters"],
