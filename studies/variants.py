@@ -129,13 +129,12 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
-        self.gated_rows = None
         if config.gated == "sigmoid":
-            self.gated_rows, self.mlp = SigmoidGate(D), narrower_ffn(config, 1)
+            self.memory_gate, self.mlp = SigmoidGate(D), narrower_ffn(config, 1)
         elif config.gated:
-            self.gated_rows, self.mlp = MemoryGate(config), narrower_ffn(config)
+            self.memory_gate, self.mlp = MemoryGate(config), narrower_ffn(config)
             if config.gated == "plain":
-                self.gated_rows.norm = nn.Identity()
+                self.memory_gate.norm = nn.Identity()
         self.value_scale = None if config.value_scale is None else nn.Parameter(torch.empty(()))
         self.value_weights = self.value_router = None
         if config.values_of_all == "learned":
@@ -175,24 +174,27 @@ class VariantLayer(TideDecoderLayer):
             value_rows_UD = self.value_scale * value_rows_UD
         return super().block(hidden_states, rows_UKD, *more, value_rows_UD=value_rows_UD, **kwargs)
 
-    def inject(self, h: torch.Tensor, update: torch.Tensor, *memory: Any) -> torch.Tensor:
-        if self.heads == 1 and self.layer_scale is self.view is self.gate is self.gated_rows is None:
-            return super().inject(h, update, *memory)
-        zero = torch.zeros_like(h)
-        mixed = super().inject(zero, zero, *memory) if self.heads == 1 else self._by_heads(h, *memory)
+    def inject(
+        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, rows_UKD: torch.Tensor, *more: Any
+    ) -> torch.Tensor:
+        if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
+            return super().inject(h, update, logits, rows_UKD, *more)
+        if self.heads == 1:
+            zero, (index_BT, sink) = torch.zeros_like(h), more
+            mixed = ops.memory_mix(zero, logits, rows_UKD, index_BT, zero, sink)
+        else:
+            mixed = self._by_heads(h, logits, rows_UKD)
         if self.layer_scale is not None:
             mixed = self.layer_scale.to(h.dtype) * mixed
         if self.view is not None:
             mixed = mixed + self.view(mixed)
         if self.gate is not None:
             mixed = mixed * (1 + self.gate(self.post_attention_layernorm(h)))
-        if self.gated_rows is not None:
-            mixed = self.gated_rows(self.post_attention_layernorm(h + update), mixed)
+        if self.memory_gate is not None:
+            mixed = self.memory_gate(self.post_attention_layernorm(h + update), mixed)
         return h + update + mixed.to(h.dtype)
 
-    def _by_heads(
-        self, h: torch.Tensor, logits: torch.Tensor, rows_UKD: torch.Tensor, *_: Any
-    ) -> torch.Tensor:
+    def _by_heads(self, h: torch.Tensor, logits: torch.Tensor, rows_UKD: torch.Tensor) -> torch.Tensor:
         alpha_BTHK = ops.router_weights(logits.unflatten(-1, (self.heads, -1)))[..., :-1]
         rows_BTKHd = rows_UKD.view(*h.shape[:2], rows_UKD.shape[1], self.heads, -1)
         return (alpha_BTHK.transpose(-1, -2).unsqueeze(-1) * rows_BTKHd).sum(2).flatten(-2)

@@ -109,6 +109,9 @@ def test_a_wrong_setting_is_named_with_its_cure(setting, message):
 
 
 def test_one_block_a_layer_is_of_tide_and_named():
+    gated = RunConfig.load(None, [*SHORT, "model.memory_gate=true", "model.intermediate_size=40"]).model
+    assert (gated.shape().memory_gate, gated.shape().intermediate_size) == (True, 40)
+    assert not replace(gated, preset="base-tiny").shape().memory_gate
     own = RunConfig.load(None, [*SHORT, "model.preset=tide-4e-tiny", "model.memory_own_block=true"])
     assert own.model.shape().memory_own_block
     assert own.table_policy.startswith("one block a layer, ")

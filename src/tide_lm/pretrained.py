@@ -51,7 +51,7 @@ class TideConfig(LlamaConfig):
 
     Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, times
     `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that. With `memory_gate`
-    what was mixed goes through a gate, a matrix and a norm, which undoes what the null bank took from it.
+    what was mixed goes through a gate, a matrix and a norm, after which the null bank decides little.
     """
 
     model_type = "tide"
@@ -88,6 +88,10 @@ class TideConfig(LlamaConfig):
         for name in ("memory_gain_init", "memory_value_scale"):
             if not math.isfinite(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value}: it must be a finite number")
+        if self.memory_gate and self.num_memory_blocks and not self.memory_gain_init:
+            raise ValueError(
+                "memory_gain_init is 0, and with memory_gate nothing would be learned: set it to 0.1, say"
+            )
         if self.memory_dim not in (None, self.hidden_size):
             raise ValueError(
                 f"memory_dim is {self.memory_dim} and hidden_size is {self.hidden_size}: memory is added to "
@@ -173,9 +177,10 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
         missing = sorted(key for key in info["missing_keys"] if _OF_MEMORY.search(key))
+        only_gates = all("_gate." in key for key in missing)
         for part, switch in _SWITCHES.items():
             beyond = sorted(key for key in info["unexpected_keys"] if part in key)
-            gates = missing if all(part in key for key in missing) else []
+            gates = [key for key in missing if part in key] if only_gates else []
             if model.config.num_memory_blocks and (gates or beyond):
                 raise ValueError(
                     f"{model.name_or_path!r} {'lacks' if gates else 'holds'} {(gates or beyond)[0]}, and "

@@ -15,10 +15,11 @@ from tide_lm.config import ModelConfig
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A preset, and what differs from it. A `vocab_size` of 0 is the preset's."""
+    """A preset, and what differs from it. A `vocab_size` or `intermediate_size` of 0 is the preset's."""
 
     preset: str = "tide-4e-tiny"
     vocab_size: int = 0
+    intermediate_size: int = 0
     memory_gain_init: float = 1.0
     memory_values: bool = False
     memory_value_scale: float = 1.0
@@ -32,6 +33,7 @@ class ModelSection:
             return dataclasses.replace(
                 model,
                 vocab_size=self.vocab_size or model.vocab_size,
+                intermediate_size=self.intermediate_size or model.intermediate_size,
                 memory_values=self.memory_values and model.num_memory_blocks > 0,
                 memory_own_block=self.memory_own_block and model.num_memory_blocks > 0,
                 memory_gate=self.memory_gate and model.num_memory_blocks > 0,

@@ -157,6 +157,8 @@ def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
 def test_blocks_that_no_layer_would_have_as_its_own_are_refused(tiny_config):
     with pytest.raises(StrictDataclassError, match="is 3, and with memory_own_block 2 layers use"):
         tiny_config(memory_own_block=True)
+    with pytest.raises(StrictDataclassError, match="with memory_gate nothing would be learned"):
+        tiny_config(memory_gate=True, memory_gain_init=0.0)
 
 
 def test_a_gain_may_be_written_as_a_whole_number():

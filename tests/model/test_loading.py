@@ -230,6 +230,9 @@ def test_where_rows_go_cannot_be_switched_when_a_folder_is_opened(tiny_model, tm
     has = "holds" if saved else "lacks"
     with pytest.raises(ValueError, match=rf"{has} model\.layers\.0\.{part}\.weight, and {switch} is"):
         TideForCausalLM.from_pretrained(tmp_path, **{switch: not saved})
+    if not saved:
+        with pytest.raises(ValueError, match="and memory_values is True: leave memory_values as it was"):
+            TideForCausalLM.from_pretrained(tmp_path, memory_values=True, memory_gate=True)
     TideForCausalLM.from_pretrained(tmp_path, num_memory_blocks=0)
 
 

@@ -72,7 +72,7 @@ def test_what_is_added_to_the_input(name, weight):
 
 
 def test_gated_tables_are_tide_with_a_gate_and_one_block_a_layer():
-    """But for the router: the gate's norm undoes what it decides."""
+    """But for the router: with no eps, the gate's norm undoes what it decides."""
     control = made_control("layer-tables-and-values", rms_norm_eps=1e-12)
     options = dict.fromkeys(("memory_values", "memory_own_block", "memory_gate"), True)
     tide = made(TideForCausalLM, rms_norm_eps=1e-12, **options)

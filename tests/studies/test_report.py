@@ -48,7 +48,7 @@ def test_the_page_begins_with_what_is_ahead_of_the_seeds_that_both_have(control,
     keep(kept, "input-only", "centre", 8, control)
     first = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text().partition("##")[0]
     assert "0.400 nats less loss" in first
-    assert "0.800 with the best that was found: 2.00 times as much" in first
+    assert "0.800 with the best recipe, the default: 2.00 times as much" in first
     assert "`input-only` (the same tables, normalised and added once" in first
     assert said in first
 
@@ -163,9 +163,9 @@ def test_the_readme_says_what_the_study_found(kept):
         Spread.of(list(kept.gains(*kind, k=8).values()))
         for kind in (("tide", "values x5"), (NARROW, "values x5"), ("tide", "values x5, gated"))
     )
-    assert f"(`model.memory_value_scale=5`) bring {larger}. As many" in readme
+    assert f"(`model.memory_value_scale=5`) bring {larger}." in readme
     assert f"; {narrow} if the FFN is narrower" in readme
-    assert f"on TIDE's mix, brings as much: {gated}." in readme
+    assert f"scale and FFN gains {gated}, as much." in readme
     assert f"published, tuned here, give at most {most(CONTROLS.keys() - VALUES_BY_RECIPE)} (" in readme
 
 
