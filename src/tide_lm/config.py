@@ -2,10 +2,19 @@
 
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 _LARGEST = 2**31 - 1
+
+
+class Place(StrEnum):
+    """Where the rows of a packed model are: on its device, in the host's memory, or in their file."""
+
+    device = "device"
+    cpu = "cpu"
+    store = "store"
 
 
 def check_own_blocks(blocks: int, layers: int) -> None:

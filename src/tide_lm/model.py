@@ -31,6 +31,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from tide_lm import ops
 from tide_lm.pretrained import TideConfig, TidePreTrainedModel, draw_table
+from tide_lm.stored_memory import ReadAhead, StoredMemory
 
 try:
     from transformers.modeling_utils import slice_logits_to_keep
@@ -82,8 +83,11 @@ class EmbeddingMemory(nn.Module):
         return range(len(self.weight))
 
     def forward(self, input_ids_BT: torch.Tensor) -> Memory:
-        rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
-        return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
+        return Memory(self.rows_of(input_ids_BT.flatten()))
+
+    def rows_of(self, ids_U: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.embedding(ids_U, self.weight.flatten(1))
+        return self.norm(rows.unflatten(-1, self.weight.shape[1:]))
 
     def resize(self, vocab_size: int, std: float) -> None:
         """Keeps the first tokens' rows; rows that are added are drawn.
@@ -286,7 +290,12 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         config.validate()  # again: keywords of from_pretrained are set after the config's own check
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.memory = self.memory_class(config) if config.num_memory_blocks else None
+        K, D = config.num_memory_blocks, config.hidden_size
+        self.memory: EmbeddingMemory | StoredMemory | None = None
+        if K and config.memory_store is not None:
+            self.memory = StoredMemory(config.vocab_size, K, D)
+        elif K:
+            self.memory = self.memory_class(config)
         layer = self.layer_class if config.num_memory_blocks else LlamaDecoderLayer
         self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -295,6 +304,13 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         self.post_init()
         if config.memory_values:  # rows and their gates are for all heads, so heads are not split among GPUs
             self._tp_plan = {name: how for name, how in self.tp_plan.items() if "self_attn" not in name}
+
+    @property
+    def tables(self) -> EmbeddingMemory | None:
+        """The memory as it is trained."""
+        if isinstance(self.memory, StoredMemory):
+            raise ValueError("a packed memory cannot be trained: train the model that it was packed from")
+        return self.memory
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, MemoryNorm | MemoryGateNorm):
@@ -330,7 +346,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             given = inputs_embeds if input_ids is None else input_ids
             if memory is not None and given is not None and not torch.compiler.is_compiling():
                 rows_UKD, index_BT, _ = kwargs["memory"]
-                ops.check_rows(rows_UKD, index_BT, given.shape[:2], self.memory.norm.weight.shape)
+                shape = self.config.num_memory_blocks, self.config.hidden_size
+                ops.check_rows(rows_UKD, index_BT, given.shape[:2], shape)
         elif memory is not None:
             raise ValueError("memory= was passed to a base model (num_memory_blocks=0): leave it out")
         return super().forward(
@@ -355,8 +372,11 @@ class TideModel(TidePreTrainedModel, LlamaModel):
                 "there are no input_ids to look the memory up (inputs_embeds alone carry no token identity): "
                 "pass input_ids, or memory=, looked up beforehand"
             )
-        assert self.memory is not None
-        return self.memory(input_ids)
+        if not isinstance(self.memory, StoredMemory):
+            assert self.memory is not None
+            return self.memory(input_ids)
+        rows_UKD, index_BT = self.memory(input_ids)
+        return Memory(rows_UKD.to(self.embed_tokens.weight.dtype), index_BT)
 
     def _checked_layers(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         chosen = tuple(operator.index(layer) for layer in layers or ())
@@ -391,6 +411,8 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("memory") is not None:
             raise ValueError("generate looks the memory up for each new token: leave memory= out")
+        if isinstance(memory := self.model.memory, StoredMemory):
+            kwargs["stopping_criteria"] = [ReadAhead(memory), *(kwargs.get("stopping_criteria") or [])]
         return super().generate(*args, **kwargs)
 
     @can_return_tuple

@@ -15,10 +15,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import LlamaConfig
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
+from transformers.utils import cached_file
 
 from tide_lm import presets, runs
-from tide_lm.config import check_own_blocks
+from tide_lm.config import Place, check_own_blocks
 from tide_lm.seeded_init import normal, normal_rows
+from tide_lm.stored_memory import CACHE_BYTES, StoredMemory
 
 _SHIM_MODULE = "modeling_tide"
 _SHIM = '''\
@@ -37,7 +39,7 @@ _AUTO_MAP = {
     "AutoModelForCausalLM": f"{_SHIM_MODULE}.TideForCausalLM",
 }
 
-
+_OF_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 _OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.(value|memory)_gate\.")
 _SWITCHES = {".value_gate.": "memory_values", ".memory_gate.": "memory_gate"}  # by what they add
 
@@ -52,6 +54,9 @@ class TideConfig(LlamaConfig):
     Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, times
     `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that. With `memory_gate`
     what was mixed goes through a gate, a matrix and a norm, after which the null bank decides little.
+
+    `memory_store` is that of a packed model: the `file` beside its weights that holds the rows, and the
+    `fingerprint` of the weights that they belong to.
     """
 
     model_type = "tide"
@@ -64,6 +69,7 @@ class TideConfig(LlamaConfig):
     memory_value_scale: int | float = 1.0
     memory_own_block: bool = False
     memory_gate: bool = False
+    memory_store: dict | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = list(TideConfig.__annotations__)
@@ -106,6 +112,8 @@ class TideConfig(LlamaConfig):
             )
         if self.memory_own_block:
             check_own_blocks(self.num_memory_blocks, self.num_hidden_layers)
+        if self.memory_store is not None:
+            _check_store(self.memory_store)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         Path(save_directory).mkdir(parents=True, exist_ok=True)
@@ -135,6 +143,14 @@ def draw_table(weight_RKD: torch.Tensor, tokens: Sequence[int], seed: int, std: 
         some = tokens[start : start + 1024]
         drawn = normal_rows(seed, "model.memory.weight", some, tuple(weight_RKD.shape[1:]))
         weight_RKD[start : start + len(some)] = torch.from_numpy(drawn) * std
+
+
+def _check_store(store: dict[str, Any]) -> None:
+    """A name without a folder, and the hexadecimal digits of a sum."""
+    if store.keys() != {"file", "fingerprint"} or not all(isinstance(value, str) for value in store.values()):
+        raise ValueError(f"memory_store is {store!r:.200}: it must have a file and a fingerprint, both text")
+    if not re.fullmatch(r"[^./\\][^/\\]*", store["file"]):
+        raise ValueError(f"memory_store names the file {store['file']!r}: it must be one beside config.json")
 
 
 class TidePreTrainedModel(LlamaPreTrainedModel):
@@ -170,9 +186,17 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         *args: Any,
         ignore_mismatched_sizes: bool = False,
         output_loading_info: bool = False,
+        memory: Place | str | None = None,
+        memory_cache_bytes: int = CACHE_BYTES,
         **kwargs: Any,
     ) -> Any:
-        """As in transformers, but a checkpoint that lacks memory is an error, not random tables."""
+        """As in transformers, but a checkpoint that lacks memory is an error, not random tables.
+
+        `memory` says where the rows of a packed model are: on the `"device"`, as are the tables of others, in
+        the host's memory (`"cpu"`), or in their file (`"store"`), of which so many bytes stay in memory.
+        """
+        if memory is not None and memory not in list(Place):
+            raise ValueError(f"memory is {memory!r}: it must be one of {', '.join(Place)}")
         model, info = super().from_pretrained(
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
@@ -198,7 +222,33 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
                 f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config calls for "
                 f"{tuple(wanted)}: give num_memory_blocks, memory_own_block and vocab_size as they were saved"
             )
+        if isinstance(stored := model.base_model.memory, StoredMemory):
+            found = {name: kwargs[name] for name in _OF_HUB if name in kwargs}
+            path = cached_file(model.name_or_path, model.config.memory_store["file"], **found)
+            stored.open(
+                Path(path),
+                model.config.memory_store["fingerprint"],
+                Place(memory or "device"),
+                memory_cache_bytes,
+                model.base_model.embed_tokens.weight.device,
+            )
+        elif memory in (Place.cpu, Place.store):
+            raise ValueError(
+                f"memory={memory!r}, and {model.name_or_path!r} has its tables among its weights: pack it "
+                "first, with `tide-lm pack`"
+            )
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; the store of a packed model comes along."""
+        stored = self.base_model.memory
+        if isinstance(stored, StoredMemory) and stored.file is not None:
+            assert self.config.memory_store is not None
+            copy = Path(save_directory) / self.config.memory_store["file"]
+            if not (copy.exists() and copy.samefile(stored.file.path)):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                runs.copy_atomically(stored.file.path, copy)
+        super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
@@ -218,13 +268,15 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """As in transformers; the tables are embeddings too, and what is only looked up costs no FLOPs."""
         count = super().num_parameters(only_trainable, exclude_embeddings)
-        memory = self.base_model.memory
-        if not exclude_embeddings or memory is None or (only_trainable and not memory.weight.requires_grad):
+        table = getattr(self.base_model.memory, "weight", None)
+        if not exclude_embeddings or table is None or (only_trainable and not table.requires_grad):
             return count
-        return count - memory.weight.numel()
+        return count - table.numel()
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resizes E, the head and every table."""
+        if isinstance(self.base_model.memory, StoredMemory):
+            raise ValueError("the rows of a packed memory cannot be resized: resize the model, then pack it")
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         memory = self.base_model.memory
         if memory is not None:

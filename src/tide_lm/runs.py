@@ -29,6 +29,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def copy_atomically(source: Path, path: Path) -> None:
+    """Copies a file under a temporary name, syncs, then renames."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(source, temporary)
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Waits until a file, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)

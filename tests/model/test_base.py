@@ -19,6 +19,7 @@ def llama_with_the_weights_of(model: TideForCausalLM) -> LlamaForCausalLM:
         "memory_value_scale",
         "memory_own_block",
         "memory_gate",
+        "memory_store",
     ):
         settings.pop(key, None)
     llama = LlamaForCausalLM(LlamaConfig(**settings)).eval().to(model.dtype)

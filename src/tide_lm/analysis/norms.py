@@ -10,7 +10,7 @@ from tide_lm import checkpoint
 from tide_lm.analysis.by_bin import decile_means, group_spread
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.subject import Subject
-from tide_lm.model import TideForCausalLM
+from tide_lm.model import EmbeddingMemory, TideForCausalLM
 from tide_lm.runs import RunDirectory
 
 
@@ -32,10 +32,11 @@ def row_norms(rows_VD: torch.Tensor) -> np.ndarray:
 
 
 def _table_means(subject: Subject, bins: FrequencyBins) -> list[list[float | None]]:
-    """By block, as trained: before the norm."""
-    if not isinstance(subject.model, TideForCausalLM) or subject.model.model.memory is None:
+    """By block, as trained: before the norm, and so not of a packed model."""
+    memory = subject.model.model.memory if isinstance(subject.model, TideForCausalLM) else None
+    if not isinstance(memory, EmbeddingMemory):
         return []
-    norms_VK = row_norms(subject.model.model.memory.weight)
+    norms_VK = row_norms(memory.weight)
     return [decile_means(norms_VK[:, block], bins) for block in range(norms_VK.shape[1])]
 
 

@@ -19,6 +19,7 @@ COMMANDS = (
     "analyze",
     "figure",
     "report",
+    "pack",
     "bench",
     "demo",
 )

@@ -14,6 +14,7 @@ from tide_lm.cli.summary import print_summary
 from tide_lm.cli.texts import (
     Batch,
     Counts,
+    Memory,
     Reading,
     Run,
     Stride,
@@ -42,7 +43,7 @@ class What(StrEnum):
 
 
 # The options that each analysis reads, beside those of all.
-OF_ALL = {"what", "models", "run", "as_json"}
+OF_ALL = {"what", "models", "run", "memory", "as_json"}
 READS = {
     What.norms: {"counts"},
     What.updates: {"counts", "tokens", "batch", "sequence"},
@@ -79,6 +80,7 @@ def command(
     window: Window = None,
     stride: Stride = None,
     batch: Batch = 8,
+    memory: Memory = None,
     delta: Annotated[
         float, typer.Option("--delta", min=0, help="collapse: how near, over the mean norm, is collapsed.")
     ] = 0.1,
@@ -115,7 +117,7 @@ def command(
 
     found = {}
     for model in models:
-        subject = open_subject(model, counts=counts, run=run)
+        subject = open_subject(model, counts=counts, run=run, memory=memory)
         results_folder(subject.run)
         with working(f"Looking at {what} of {model}") as tell:
             found[model] = analyze(what, subject, options, tell)

@@ -12,6 +12,7 @@ from tide_lm.cli.progress import working
 from tide_lm.cli.texts import (
     Batch,
     Counts,
+    Memory,
     Reading,
     Run,
     Stride,
@@ -21,6 +22,7 @@ from tide_lm.cli.texts import (
     named_texts,
     refuse_others,
 )
+from tide_lm.config import Place
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.subject import Subject
@@ -36,6 +38,7 @@ def command(
     window: Window = None,
     stride: Stride = None,
     batch: Batch = 8,
+    memory: Memory = None,
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Perplexity at every checkpoint of the run.")
     ] = False,
@@ -59,14 +62,18 @@ def command(
     """Perplexity by token and word, and loss by frequency decile, on any text; zero-shot benchmarks."""
     if benchmarks is not None:
         refuse_others(
-            context, {"model", "run", "batch", "benchmarks", "tasks", "limit", "as_json"}, "benchmarks"
+            context,
+            {"model", "run", "batch", "memory", "benchmarks", "tasks", "limit", "as_json"},
+            "benchmarks",
         )
-        _on_benchmarks(model, run, benchmarks, tasks, limit, batch, as_json)
+        _on_benchmarks(model, run, benchmarks, tasks, limit, batch, as_json, memory)
         return
     if tasks or limit:
         raise typer.BadParameter("--tasks and --limit are of benchmarks: give --benchmarks")
     reading = Reading(named_texts(text), text_field, window, stride, batch)
     if all_checkpoints:
+        if memory is not None:
+            raise typer.BadParameter("checkpoints are not packed: leave --memory out")
         result = over_checkpoints(model, run, counts, reading)
         columns = ["step", "tokens", *result["texts"]]
         rows = [
@@ -75,7 +82,7 @@ def command(
         ]
         shown = f"Perplexity of {model}", columns, rows
     else:
-        result = on_texts(model, run, counts, reading)
+        result = on_texts(model, run, counts, reading, memory)
         shown = _table(model, result["texts"])
     if as_json:
         print_json(result)
@@ -84,7 +91,14 @@ def command(
 
 
 def _on_benchmarks(
-    model: str, run: Path | None, source: str, tasks: str | None, limit: int | None, batch: int, as_json: bool
+    model: str,
+    run: Path | None,
+    source: str,
+    tasks: str | None,
+    limit: int | None,
+    batch: int,
+    as_json: bool,
+    memory: Place | None,
 ) -> None:
     from tide_lm.evaluate import benchmarks
 
@@ -95,7 +109,7 @@ def _on_benchmarks(
         raise typer.BadParameter(str(error)) from error
     from tide_lm.evaluate.subject import open_subject
 
-    subject = open_subject(model, run=run)
+    subject = open_subject(model, run=run, memory=memory)
     runs.results_folder(subject.run)
     found = benchmarks.run(subject.model, subject.tokenizer, source, names, batch=batch, limit=limit)
     result = {"model": subject.name, **found}
@@ -138,11 +152,13 @@ def _print_benchmarks(result: dict[str, Any]) -> None:
         typer.echo("SciQ: the validation split stands in for the test split", err=True)
 
 
-def on_texts(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
+def on_texts(
+    model: str, run: Path | None, counts: Path | None, reading: Reading, memory: Place | None = None
+) -> dict[str, Any]:
     """Evaluates, and writes results/perplexity.json."""
     from tide_lm.evaluate.subject import open_subject
 
-    subject = open_subject(model, counts=counts, run=run)
+    subject = open_subject(model, counts=counts, run=run, memory=memory)
     runs.results_folder(subject.run)
     if subject.frequencies is None and subject.data is not None:
         where = subject.data.absolute()

@@ -1,4 +1,4 @@
-"""Options that evaluation and analysis share: what to read, how, and whose frequencies count."""
+"""Options that evaluation and analysis share: what to read, how, whose frequencies count, where rows are."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tide_lm.config import Place
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.perplexity import Windows
@@ -35,6 +37,11 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences at once.")
 Run = Annotated[
     Path | None,
     typer.Option("--run", show_default="the model's run, or runs/NAME", help="Whose results/ to fill."),
+]
+
+Memory = Annotated[
+    Place | None,
+    typer.Option("--memory", show_default="device", help="Where the rows of a packed model are."),
 ]
 
 

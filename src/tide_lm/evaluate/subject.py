@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import (
@@ -17,13 +18,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
 from tide_lm import checkpoint
+from tide_lm.config import Place
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.runs import RunDirectory, write_result
+from tide_lm.store.reader import StoreFile
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,17 @@ class Subject:
 
 
 def open_subject(
-    model: str, *, step: int | None = None, counts: Path | None = None, run: Path | None = None
+    model: str,
+    *,
+    step: int | None = None,
+    counts: Path | None = None,
+    run: Path | None = None,
+    memory: Place | None = None,
 ) -> Subject:
     """The model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
 
-    Counts are those of the data that the run was trained on, unless they are given.
+    Counts are those of the data that the run was trained on, or of a packed model's store, unless they are
+    given.
     """
     owner, inner = owning_run(model)
     if owner is None:
@@ -107,10 +117,11 @@ def open_subject(
         _check_exists(model)
         config, tokenizer = _open_folder(model)
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
-        frequencies = _frequencies(counts, tokenizer, config)
+        frequencies = _frequencies(counts, tokenizer, config) or _stored_frequencies(model, tokenizer, config)
         place = run or Path("runs") / name
         _check_place(place, model)
-        return Subject(name, model, place, config, partial(_load_folder, model), tokenizer, frequencies)
+        load = partial(_load_folder, model, config, memory)
+        return Subject(name, model, place, config, load, tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}
     data = Path(settings["data"]["path"])
     state: dict[str, Any] = {}
@@ -118,7 +129,9 @@ def open_subject(
     export = owner / "export"
     if step is None and export.exists():
         config, tokenizer = _open_folder(str(export))
-        load = partial(_load_folder, str(export))
+        load = partial(_load_folder, str(export), config, memory)
+    elif memory in (Place.cpu, Place.store):
+        raise ValueError(f"checkpoints are not packed, so --memory {memory} cannot be had: leave it out")
     else:
         path = _whole_checkpoint(owner, step)
         state = checkpoint.read_state(path)
@@ -189,10 +202,13 @@ def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase
         return config, tokenizers.load(str(Path(folder).absolute()) if Path(folder).exists() else folder)
 
 
-def _load_folder(folder: str) -> PreTrainedModel:
+def _load_folder(folder: str, config: PreTrainedConfig, memory: Place | None) -> PreTrainedModel:
     with _naming(folder):
+        options = {"memory": memory} if isinstance(config, TideConfig) else {}
+        if memory is not None and not options:
+            raise ValueError(f"a {config.model_type} has no memory that could be in a {memory}")
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", trust_remote_code=False, use_safetensors=True
+            folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **options
         )
 
 
@@ -266,3 +282,16 @@ def _frequencies(
     else:
         found = FrequencyBins.from_counts_file(counts, tokenizer)
     return found.extended(config.get_text_config().vocab_size)
+
+
+def _stored_frequencies(
+    folder: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> FrequencyBins | None:
+    """Of a packed model whose store has counts."""
+    if not isinstance(config, TideConfig) or config.memory_store is None:
+        return None
+    with _naming(folder):
+        file = StoreFile(Path(cached_file(folder, config.memory_store["file"])))
+    if (counts_V := file.sections.get("counts")) is None:
+        return None
+    return FrequencyBins.from_counts(counts_V.astype(np.int64), tokenizer)

@@ -24,8 +24,8 @@ class GradientRecorder:
         embeddings = model.get_input_embeddings()
         self._input_VD = torch.zeros_like(embeddings.weight)
         shapes = dict.fromkeys(("embedding_input", "embedding_head"), self._input_VD.shape[:1])
-        if model.model.memory is not None:
-            shapes["tables"] = model.model.memory.weight.shape[:2]
+        if model.model.tables is not None:
+            shapes["tables"] = model.model.tables.weight.shape[:2]
         # In float64: a long run adds to a sum that is far larger than what is added.
         self.squared = {
             name: self._input_VD.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
@@ -47,7 +47,7 @@ class GradientRecorder:
         tied = head is self.model.get_input_embeddings().weight
         assert head.grad is not None
         self._add("embedding_head", head.grad - self._input_VD if tied else head.grad)
-        memory = self.model.model.memory
+        memory = self.model.model.tables
         if tables is not None:
             self.squared["tables"].index_add_(0, tables.own_R, _squared_norms(tables.gradient_RKD))
         elif memory is not None and memory.weight.grad is not None:

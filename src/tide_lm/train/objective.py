@@ -59,11 +59,8 @@ class Objective(nn.Module):
             if self.in_bfloat16:  # and so is the residual stream
                 embedded_BTD = embedded_BTD.to(torch.bfloat16)
             more: dict[str, Any] = {}
-            if decoder.memory is not None:
-                memory = (
-                    decoder.memory(inputs_BT) if lent is None else self._normed(lent, decoder.memory.norm)
-                )
-                more["memory"] = memory
+            if (tables := decoder.tables) is not None:
+                more["memory"] = tables(inputs_BT) if lent is None else self._normed(lent, tables.norm)
             hidden_BTD = decoder(inputs_embeds=embedded_BTD, use_cache=False, **more).last_hidden_state
             head_VD = self.model.lm_head.weight
             return chunked_cross_entropy(hidden_BTD.flatten(0, 1), head_VD, targets_BT.flatten(), self.z_loss)

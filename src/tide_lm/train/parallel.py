@@ -42,7 +42,7 @@ def shard(objective: Objective, device: torch.device) -> None:
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # The rest in float32, as without FSDP: embedding and head have a gradient that was added up in it.
-    tables = set() if decoder.memory is None else {decoder.memory.weight}
+    tables = set() if decoder.tables is None else {decoder.tables.weight}
     fully_shard(objective, mesh=mesh, ignored_params=tables)
     objective.to_empty(device=device)
     objective.model.tie_weights()

@@ -87,7 +87,7 @@ class Trainer:
         self._signal = 0  # a signal, which this rank knows of
 
     def _row_lazy_tables(self) -> RowLazyTables | None:
-        memory = self.model.model.memory
+        memory = self.model.model.tables
         if memory is None or self.config.optim.table_update == "dense":
             return None
         dtype = torch.bfloat16 if self.objective.in_bfloat16 else memory.weight.dtype

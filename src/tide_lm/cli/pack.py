@@ -1,0 +1,85 @@
+"""`tide-lm pack`: a model's tables in a store, in few bits, beside what is left of its weights."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.progress import working
+from tide_lm.cli.texts import Counts
+from tide_lm.config import Place
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
+    bits: Annotated[int, typer.Option("--bits", help="Of a number: 16, 8, 4, 3 or 2.")] = 4,
+    group: Annotated[int, typer.Option("--group", help="Numbers that share a scale.")] = 32,
+    rank: Annotated[
+        float, typer.Option("--rank", help="The share of the full rank that is kept, at most 1.")
+    ] = 1.0,
+    joint: Annotated[bool, typer.Option("--joint", help="One rank for all blocks together.")] = False,
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="Keep the directions that frequent tokens need.")
+    ] = False,
+    counts: Counts = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every row of a packed MODEL; write nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put a trained model's tables into a store, to be read from there row by row, or check one."""
+    if verify == (out is not None):
+        raise typer.BadParameter("give --out, a folder to write, or --verify, and not both")
+    if (joint or weighted) and rank == 1:
+        raise typer.BadParameter("--joint and --weighted are of a lower rank: give --rank")
+    result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, joint, weighted)
+    if as_json:
+        print_json(result)
+    else:
+        rows = [(name.replace("_", " "), _said(value)) for name, value in result.items() if name != "store"]
+        print_table(result["store"], ["", ""], rows)
+
+
+def _verify(model: str) -> dict[str, Any]:
+    from tide_lm.compress.pack import verify
+    from tide_lm.evaluate.subject import open_subject
+
+    with working(f"Reading {model}"):
+        file = verify(open_subject(model, memory=Place.store).tide)
+    return {"store": str(file.path), "rows": file.header.vocab_size, "bytes": file.header.file_bytes}
+
+
+def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, Any]:
+    from tide_lm.compress.encode import Form
+    from tide_lm.compress.pack import STORE, pack
+    from tide_lm.evaluate.subject import open_subject
+
+    try:
+        chosen = Form(*form)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    subject = open_subject(model, counts=counts)
+    if out.exists():
+        raise ValueError(f"{out} is there already: name another folder with --out, or remove it")
+    known = None if subject.frequencies is None else subject.frequencies.counts_V
+    with working(f"Packing {model}"):
+        header = pack(subject.tide, out, chosen, known, subject.tokenizer.save_pretrained)
+    whole = 2 * header.vocab_size * header.blocks * header.hidden
+    return {
+        "store": str(out / STORE),
+        "bits": header.bits,
+        "ranks": list(header.ranks),
+        "bytes": header.file_bytes,
+        "relative_bytes": header.file_bytes / whole,
+        "row_bytes": header.row_bytes,
+        "stride": header.stride,
+        "padding": header.padding,
+    }
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{100 * value:.1f} %"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,1 @@
+"""Tables after training: folded into static rows, in fewer bits or of lower rank, and packed into a store."""

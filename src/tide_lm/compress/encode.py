@@ -1,0 +1,138 @@
+"""The rows of a trained memory in a form that is smaller.
+
+V vocabulary, K blocks, D hidden, U rows at once, N numbers that a row is stored as.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from tide_lm.model import EmbeddingMemory
+from tide_lm.store.codec import RowCodec
+from tide_lm.store.format import Header, checksum
+
+_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Form:
+    """How rows are stored: `bits` a number, and what `rank` of it is kept.
+
+    `rank` is a share of the K x D numbers of a row, of each block on its own or, if `joint`, of all together.
+    With `weighted` the directions that are kept are those that matter for frequent tokens.
+    """
+
+    bits: int = 4
+    group: int = 32
+    rank: float = 1.0
+    joint: bool = False
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rank <= 1:
+            raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
+        RowCodec(1, self.bits, self.group)  # which checks them
+
+    def ranks(self, blocks: int, hidden: int) -> tuple[int, ...]:
+        """None if all is kept."""
+        if self.rank == 1:
+            return ()
+        spaces, size = (1, blocks * hidden) if self.joint else (blocks, hidden)
+        return (max(1, -int(-self.rank * size // 1)),) * spaces
+
+
+def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
+    """What layers receive, U x K x D at once, in the order of tokens: with norm and gain, in float32."""
+    gain, eps = memory.norm.weight.detach().float(), memory.norm.eps
+    for start in range(0, len(memory.weight), _AT_ONCE):
+        raw_UKD = memory.weight.detach()[start : start + _AT_ONCE].float()
+        rows_UKD = gain * (raw_UKD * torch.rsqrt(raw_UKD.square().mean(-1, keepdim=True) + eps))
+        if not (finite := rows_UKD.isfinite().all(-1)).all():
+            row, block = (~finite).nonzero()[0].tolist()
+            raise ValueError(
+                f"the row of token {start + row} in block {block + 1} is not finite: the tables are damaged"
+            )
+        yield rows_UKD
+
+
+class Encoder:
+    """A memory's rows in a form: `header` and `sections` of their store, and `rows`, as bytes."""
+
+    def __init__(
+        self, memory: EmbeddingMemory, form: Form, fingerprint: str, counts_V: np.ndarray | None = None
+    ) -> None:
+        V, K, D = memory.weight.shape
+        if form.weighted and counts_V is None:
+            raise ValueError("how frequent tokens are is not known: give counts, or leave weighted out")
+        if counts_V is not None and len(counts_V) != V:
+            raise ValueError(f"there are {len(counts_V)} counts of tokens: there must be {V}")
+        self.memory, self.form, self.counts_V = memory, form, counts_V
+        self.ranks = form.ranks(K, D)
+        sections = self.sections
+        self.header = Header(
+            vocab_size=V,
+            blocks=K,
+            hidden=D,
+            bits=form.bits,
+            group=form.group,
+            ranks=self.ranks,
+            fingerprint=fingerprint,
+            checksums={name: checksum(array) for name, array in sections.items()},
+        )
+
+    @cached_property
+    def sections(self) -> Mapping[str, np.ndarray]:
+        """What all rows share."""
+        V, K, D = self.memory.weight.shape
+        codec = RowCodec(sum(self.ranks) or K * D, self.form.bits, self.form.group)
+        found = {} if self.counts_V is None else {"counts": self.counts_V.astype("<u8")}
+        if self.form.bits < 16:
+            squares = torch.stack([numbers_UN.double().square().sum(0) for numbers_UN in self._numbers()])
+            columns_N = (squares.sum(0) / V).sqrt().float().cpu()
+            columns_N[columns_N == 0] = 1
+            found |= {"levels": codec.levels.numpy(), "columns": columns_N.numpy()}
+        if self.ranks:
+            found["basis"] = self._basis.half().cpu().numpy()
+        return found
+
+    def rows(self) -> Iterator[torch.Tensor]:
+        """Bytes of some rows at once, in the order of tokens, on the device of the tables."""
+        codec, columns = self.header.codec, self.sections.get("columns")
+        for numbers_UN in self._numbers():
+            if columns is not None:
+                numbers_UN = numbers_UN / torch.from_numpy(columns).to(numbers_UN.device)
+            yield codec.encode(numbers_UN)
+
+    def _numbers(self) -> Iterator[torch.Tensor]:
+        """Rows, or their coefficients, of which a row is made."""
+        for rows_UKD in folded_rows(self.memory):
+            if not self.ranks:
+                yield rows_UKD.flatten(1)
+                continue
+            parts = self._spaces(rows_UKD)
+            bases = self._basis.half().float().split(self.ranks)  # as they are stored
+            yield torch.cat([part @ basis.T for part, basis in zip(parts, bases, strict=True)], 1)
+
+    def _spaces(self, rows_UKD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (rows_UKD.flatten(1),) if self.form.joint else rows_UKD.unbind(1)
+
+    @cached_property
+    def _basis(self) -> torch.Tensor:
+        """The directions that keep most of the rows' squares, orthonormal, those of each space in order."""
+        weights_V = torch.ones(len(self.memory.weight))
+        if self.form.weighted:
+            assert self.counts_V is not None
+            weights_V = torch.from_numpy(self.counts_V.astype(np.float64) + 1).float()
+        grams: list[torch.Tensor] = []
+        for rows_UKD, weights_U in zip(folded_rows(self.memory), weights_V.split(_AT_ONCE), strict=True):
+            scaled = rows_UKD * weights_U.sqrt().to(rows_UKD.device).view(-1, 1, 1)
+            found = [part.T.double() @ part.double() for part in self._spaces(scaled)]
+            grams = [a + b for a, b in zip(grams, found, strict=True)] if grams else found
+        bases = []
+        for gram, rank in zip(grams, self.ranks, strict=True):
+            _, vectors = torch.linalg.eigh(gram)
+            bases.append(vectors[:, -rank:].flip(1).T)
+        return torch.cat(bases).float()

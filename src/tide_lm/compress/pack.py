@@ -1,0 +1,75 @@
+"""A model's folder with its tables in a store, and whether such a folder is whole."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tide_lm import runs
+from tide_lm.compress.encode import Encoder, Form
+from tide_lm.model import TideForCausalLM
+from tide_lm.store.format import Header, StoreError, write_store
+from tide_lm.store.reader import StoreFile
+from tide_lm.stored_memory import StoredMemory
+
+STORE = "memory.tide"
+_TABLES = "model.memory."
+_AT_ONCE = 4096
+
+
+def fingerprint(model: TideForCausalLM) -> str:
+    """A sum over all that a model is without its tables: names, types, shapes and numbers."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if not name.startswith(_TABLES):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def pack(
+    model: TideForCausalLM,
+    folder: Path,
+    form: Form,
+    counts_V: np.ndarray | None = None,
+    save_more: Callable[[Path], object] = lambda folder: None,
+) -> Header:
+    """Writes a folder that opens as a model, its rows in a store; whole, or not at all.
+
+    `save_more` adds what else belongs to a model, such as its tokenizer.
+    """
+    if model.model.tables is None:
+        raise ValueError("a base model (num_memory_blocks=0) has no tables to pack")
+    encoder = Encoder(model.model.tables, form, fingerprint(model), counts_V)
+    with runs.write_folder(folder) as draft:
+        rows = (some.cpu().numpy() for some in encoder.rows())
+        write_store(draft / STORE, encoder.header, encoder.sections, rows)
+        without = {name: value for name, value in model.state_dict().items() if not name.startswith(_TABLES)}
+        before = model.config.memory_store
+        model.config.memory_store = {"file": STORE, "fingerprint": encoder.header.fingerprint}
+        try:
+            model.save_pretrained(draft, state_dict=without)
+        finally:
+            model.config.memory_store = before
+        save_more(draft)
+    return encoder.header
+
+
+def verify(model: TideForCausalLM) -> StoreFile:
+    """Reads every row of a packed model's store, and compares its fingerprint."""
+    stored = model.model.memory
+    if not isinstance(stored, StoredMemory) or stored.file is None:
+        raise ValueError("this model has no store to verify: its tables are among its weights")
+    header = stored.file.header
+    if (found := fingerprint(model)) != header.fingerprint:
+        raise StoreError(
+            f"{stored.file.path} is of weights with the fingerprint {header.fingerprint}, and these have "
+            f"{found}: they have changed since they were packed; pack the model again"
+        )
+    rows_UR = np.empty((_AT_ONCE, header.codec.row_bytes), np.uint8)
+    for start in range(0, header.vocab_size, _AT_ONCE):
+        tokens = np.arange(start, min(start + _AT_ONCE, header.vocab_size))
+        stored.file.read(tokens, rows_UR[: len(tokens)])  # which compares checksums
+    return stored.file

@@ -1,0 +1,38 @@
+"""From a row's bytes to its numbers, the same on any device and wherever the bytes come from."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from tide_lm.store.codec import words_of
+from tide_lm.store.format import Header
+
+
+class RowDecoder:
+    """Bytes of rows to K x D numbers each, in float32."""
+
+    def __init__(self, header: Header, sections: Mapping[str, np.ndarray]) -> None:
+        self.header = header
+        arrays = {name: torch.tensor(array) for name, array in sections.items() if name != "counts"}
+        if "levels" in arrays:
+            arrays["words"] = words_of(arrays.pop("levels"), header.bits)
+        if "basis" in arrays:
+            arrays["basis"] = arrays["basis"].to(torch.float32)
+        self._on_device = {torch.device("cpu"): arrays}
+
+    def __call__(self, bytes_UR: torch.Tensor) -> torch.Tensor:
+        header, arrays = self.header, self._arrays(bytes_UR.device)
+        numbers_UN = header.codec.decode(bytes_UR, arrays.get("words"))
+        if "columns" in arrays:
+            numbers_UN = numbers_UN * arrays["columns"]
+        if header.ranks:
+            parts = zip(numbers_UN.split(header.ranks, 1), arrays["basis"].split(header.ranks), strict=True)
+            numbers_UN = torch.cat([coefficients @ basis for coefficients, basis in parts], 1)
+        return numbers_UN.unflatten(1, (header.blocks, header.hidden))
+
+    def _arrays(self, device: torch.device) -> dict[str, torch.Tensor]:
+        if device not in self._on_device:
+            here = self._on_device[torch.device("cpu")]
+            self._on_device[device] = {name: array.to(device) for name, array in here.items()}
+        return self._on_device[device]

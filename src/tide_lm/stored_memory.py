@@ -1,0 +1,123 @@
+"""Memory whose rows are packed: on the device, in the host's memory, or in a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import StoppingCriteria
+
+from tide_lm.config import Place
+from tide_lm.store.format import StoreError
+from tide_lm.store.reader import Counters, StoredRows, StoreFile
+from tide_lm.store.rows import RowDecoder
+
+CACHE_BYTES = 64 << 20
+_AT_ONCE = 4096  # rows that are read into memory
+
+Fetch = Callable[[np.ndarray, np.ndarray], Any]
+
+
+class StoredMemory(nn.Module):
+    """The rows of a store with the forward of `EmbeddingMemory`: their norm and gain are in them already.
+
+    It has no parameters, so a checkpoint has none for it. `open` gives it its rows.
+    """
+
+    bytes_VR: torch.Tensor | None
+
+    def __init__(self, vocab_size: int, blocks: int, hidden: int) -> None:
+        super().__init__()
+        self.vocab_size, self.blocks, self.hidden = vocab_size, blocks, hidden
+        self.file: StoreFile | None = None
+        self.rows: StoredRows | None = None
+        self._decode: RowDecoder | None = None
+        self._fetch: Fetch | None = None
+        self.register_buffer("bytes_VR", None, persistent=False)
+
+    def open(
+        self, path: Path, fingerprint: str, place: Place, cache_bytes: int, device: torch.device
+    ) -> None:
+        """Reads the rows from a store, or with the place `"store"` when they are asked for."""
+        file = StoreFile(path)
+        expected = {
+            "vocab_size": self.vocab_size,
+            "blocks": self.blocks,
+            "hidden": self.hidden,
+            "fingerprint": fingerprint,
+        }
+        for name, value in expected.items():
+            if (found := getattr(file.header, name)) != value:
+                raise StoreError(
+                    f"{path} belongs to another model: its {name} is {found}, and the model's is {value}; "
+                    "give the model the store that was packed from it, or pack it again with `tide-lm pack`"
+                )
+        self.file, self._decode = file, RowDecoder(file.header, file.sections)
+        if place is Place.store:
+            self.rows = StoredRows(file, cache_bytes)
+            self._fetch = self.rows.fetch
+            return
+        bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
+        for start in range(0, self.vocab_size, _AT_ONCE):
+            some = bytes_VR[start : start + _AT_ONCE]
+            file.read(np.arange(start, start + len(some)), some)
+        if place is Place.device:
+            self.bytes_VR = torch.from_numpy(bytes_VR).to(device)
+        else:
+            self._fetch = lambda tokens, into: np.take(bytes_VR, tokens, 0, out=into)
+
+    @property
+    def counters(self) -> Counters:
+        """Of what was read; all zero where rows are in memory."""
+        return self.rows.counters if self.rows is not None else Counters()
+
+    def forward(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows in float32, of each token once, and which of them belongs to each position."""
+        if self._decode is None:
+            raise ValueError("the rows of this memory are in a store: open the model with from_pretrained")
+        if self.training:
+            raise ValueError(
+                "a packed memory cannot be trained: call model.eval(), or train the model it was packed from"
+            )
+        if self.bytes_VR is None:
+            bytes_UR, index_BT = self._from_host(input_ids_BT)
+        elif torch.compiler.is_compiling():  # how many tokens are different is not known then
+            bytes_UR, index_BT = self.bytes_VR[input_ids_BT.flatten()], None
+        else:
+            tokens_U, index_BT = input_ids_BT.unique(return_inverse=True)
+            bytes_UR = self.bytes_VR[tokens_U]
+        return self._decode(bytes_UR), index_BT
+
+    def rows_of(self, ids_U: torch.Tensor) -> torch.Tensor:
+        rows_UKD, index_U = self(ids_U)
+        return rows_UKD if index_U is None else rows_UKD[index_U]
+
+    def prefetch(self, input_ids: torch.Tensor) -> None:
+        """Begins to read rows that will be looked up next."""
+        if self.rows is not None:
+            self.rows.prefetch(np.unique(input_ids.cpu().numpy()))
+
+    @torch.compiler.disable
+    def _from_host(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.file is not None
+        assert self._fetch is not None
+        device = input_ids_BT.device
+        tokens_U, index_N = np.unique(input_ids_BT.cpu().numpy(), return_inverse=True)
+        shape = (len(tokens_U), self.file.header.codec.row_bytes)
+        staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._fetch(tokens_U, staged_UR.numpy())
+        index_BT = torch.from_numpy(index_N.reshape(input_ids_BT.shape)).to(device)
+        return staged_UR.to(device, non_blocking=True), index_BT
+
+
+class ReadAhead(StoppingCriteria):
+    """Stops nothing: it is called as soon as tokens are sampled, and has their rows read."""
+
+    def __init__(self, memory: StoredMemory) -> None:
+        self.memory = memory
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self.memory.prefetch(input_ids[:, -1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

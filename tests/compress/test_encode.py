@@ -1,0 +1,119 @@
+"""Rows of a trained memory in fewer bits and of lower rank."""
+
+import numpy as np
+import pytest
+import torch
+
+from tide_lm.compress.encode import Encoder, Form, folded_rows
+from tide_lm.store.rows import RowDecoder
+
+FINGERPRINT = "0" * 64
+
+
+@pytest.fixture
+def memory(tiny_model):
+    """Of 3 blocks of 32 numbers: rows lie near a plane of 8 directions, and gains differ."""
+    memory = tiny_model().model.memory
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        plane = torch.randn(3, 8, 32, generator=generator)
+        near = torch.einsum("vkr,krd->vkd", torch.randn(len(memory.weight), 3, 8, generator=generator), plane)
+        memory.weight.copy_(near + 0.1 * torch.randn(near.shape, generator=generator))
+        memory.norm.weight.copy_(1 + 0.3 * torch.randn(memory.norm.weight.shape, generator=generator))
+    return memory
+
+
+def decoded(memory, form: Form, counts=None) -> torch.Tensor:
+    encoder = Encoder(memory, form, FINGERPRINT, counts)
+    rows = torch.cat(list(encoder.rows()))
+    assert rows.shape == (len(memory.weight), encoder.header.codec.row_bytes)
+    return RowDecoder(encoder.header, encoder.sections)(rows)
+
+
+def error(memory, form: Form, counts=None, of=slice(None)) -> float:
+    """The share of the rows' squares that is lost."""
+    rows = torch.cat(list(folded_rows(memory)))
+    return float((decoded(memory, form, counts)[of] - rows[of]).square().sum() / rows[of].square().sum())
+
+
+def test_folded_rows_are_what_layers_receive(memory):
+    ids = torch.arange(len(memory.weight))
+    with torch.no_grad():
+        assert torch.allclose(torch.cat(list(folded_rows(memory))), memory(ids).rows_UKD, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(16, 4e-6), (8, 5e-5), (4, 0.009), (3, 0.035), (2, 0.14)])
+def test_fewer_bits_lose_little(memory, bits, most):
+    assert 0 < error(memory, Form(bits)) < most
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_lower_rank_keeps_the_plane(memory, joint):
+    share = 8 / 32
+    least = error(memory, Form(16, rank=share, joint=joint))
+    assert least < 0.1
+    assert error(memory, Form(16, rank=share / 2, joint=joint)) > 4 * least
+    assert error(memory, Form(16, rank=0.999, joint=joint)) < 1e-4
+    assert error(memory, Form(8, rank=share, joint=joint)) == pytest.approx(least, rel=0.05)
+
+
+def test_ranks_are_rounded_up_as_in_the_paper():
+    assert Form(rank=0.5).ranks(8, 2048) == (1024,) * 8
+    assert Form(rank=0.3).ranks(2, 5) == (2, 2)
+    assert Form(rank=0.3, joint=True).ranks(2, 5) == (3,)
+    assert Form(rank=1e-9).ranks(2, 5) == (1, 1)
+    assert Form().ranks(2, 5) == ()
+
+
+def test_a_lower_rank_loses_least_of_all_planes(memory):
+    """By torch's own decomposition, of each block."""
+    rows = torch.cat(list(folded_rows(memory))).double()
+    found = decoded(memory, Form(16, rank=0.2)).double()
+    rank = Form(rank=0.2).ranks(3, 32)[0]
+    for block in range(3):
+        kept = torch.linalg.svdvals(rows[:, block])[rank:].square().sum()
+        assert (found[:, block] - rows[:, block]).square().sum() == pytest.approx(float(kept), rel=0.01)
+
+
+def test_weights_favour_frequent_tokens(memory):
+    counts = np.ones(len(memory.weight), np.int64)
+    counts[:6] = 10**6
+    evenly, weighted = (
+        error(memory, Form(16, rank=0.15, weighted=w), counts, slice(6)) for w in (False, True)
+    )
+    assert weighted < evenly / 2
+    assert error(memory, Form(16, rank=0.15, weighted=True), counts) > error(memory, Form(16, rank=0.15))
+
+
+def test_a_row_that_is_not_finite_is_named(memory):
+    with torch.no_grad():
+        memory.weight[17, 1, 3] = float("nan")
+    with pytest.raises(ValueError, match="the row of token 17 in block 2 is not finite"):
+        Encoder(memory, Form(4), FINGERPRINT)
+
+
+def test_rows_of_zeros_stay_zeros(memory):
+    with torch.no_grad():
+        memory.weight.zero_()
+    assert not decoded(memory, Form(4)).any()
+    assert not decoded(memory, Form(4, rank=0.5)).any()
+
+
+@pytest.mark.parametrize(
+    ("form", "counts", "message"),
+    [
+        ({"rank": 0.5, "weighted": True}, None, "how frequent tokens are is not known"),
+        ({}, np.ones(3), "there are 3 counts of tokens: there must be 53"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(memory, form, counts, message):
+    with pytest.raises(ValueError, match=message):
+        Encoder(memory, Form(**form), FINGERPRINT, counts)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rank": 0.0}, {"rank": 1.5}, {"rank": float("nan")}, {"bits": 5}, {"group": 3}]
+)
+def test_forms_that_are_none_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"rank is|bits is|group is"):
+        Form(**wrong)

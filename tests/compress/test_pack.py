@@ -1,0 +1,272 @@
+"""Packed models: the same rows from wherever they are, and clear words when they cannot be had."""
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import STORE, fingerprint, pack, verify
+from tide_lm.model import TideForCausalLM
+from tide_lm.store import reader
+from tide_lm.store.format import StoreError
+
+PLACES = ["device", "cpu", "store"]
+
+
+@pytest.fixture
+def packed(tiny_model, tmp_path):
+    """A model and the folder that it is packed into."""
+    model = tiny_model(memory_values=True)
+    pack(model, tmp_path / "packed", Form(4))
+    return model, tmp_path / "packed"
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("form", [Form(16), Form(8), Form(4), Form(3), Form(2), Form(8, rank=0.5)])
+def test_rows_are_the_same_bit_for_bit_wherever_they_are(tiny_model, token_ids, tmp_path, form):
+    pack(tiny_model(memory_values=True), tmp_path / "packed", form)
+    models = [TideForCausalLM.from_pretrained(tmp_path / "packed", memory=place) for place in PLACES]
+    rows = [model.model.memory(token_ids)[0] for model in models]
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+    found = [logits(model, token_ids) for model in models]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_sixteen_bits_are_the_rows_of_a_model_in_bfloat16(tiny_model, token_ids, tmp_path):
+    model = tiny_model()
+    pack(model, tmp_path / "packed", Form(16))
+    rows = TideForCausalLM.from_pretrained(tmp_path / "packed").model.memory.rows_of(token_ids.flatten())
+    assert torch.equal(rows, model.model.memory(token_ids).rows_UKD.bfloat16().float())
+
+
+@pytest.mark.parametrize("place", [None, *PLACES])
+def test_a_packed_model_is_near_its_own_and_generates(packed, token_ids, place):
+    model, folder = packed
+    small = AutoModelForCausalLM.from_pretrained(folder, memory=place)
+    assert torch.allclose(logits(small, token_ids), logits(model, token_ids), atol=0.2)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 2}
+    cached = small.generate(token_ids, **options)
+    assert torch.equal(cached, small.generate(token_ids, use_cache=False, **options))
+    assert torch.equal(cached, small.generate(token_ids, stopping_criteria=[], **options))
+
+
+def test_rows_are_read_ahead_of_the_next_step_of_generation(packed, token_ids):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store", memory_cache_bytes=0)
+    asked, memory = [], model.model.memory
+    ahead = memory.rows.prefetch
+    memory.rows.prefetch = lambda tokens: (asked.append(tokens.tolist()), ahead(tokens))
+    found = model.generate(token_ids[:1], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=2)
+    assert asked == [[token] for token in found[0, -4:].tolist()]
+    assert memory.counters.misses == len(token_ids[0].unique()) + 3
+
+
+def test_the_cache_is_as_large_as_is_asked_for(packed, token_ids):
+    row = 48 + 3 + 4
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store", memory_cache_bytes=20 * row)
+    everything = torch.arange(53)[None]
+    for _ in range(2):
+        logits(model, everything)
+    counters = model.model.memory.counters
+    assert (counters.hits, counters.misses, counters.bytes) == (20, 86, 86 * row)
+
+
+def test_no_table_is_made_on_the_way(packed):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store")
+    assert not any("memory" in name and "memory_" not in name for name in model.state_dict())
+    assert not list(model.model.memory.buffers())
+    device = TideForCausalLM.from_pretrained(packed[1], memory="device")
+    assert [buffer.dtype for buffer in device.model.memory.buffers()] == [torch.uint8]
+    assert model.num_parameters(exclude_embeddings=True) < model.num_parameters()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_rows_follow_the_precision_of_the_model(packed, token_ids, dtype):
+    models = [TideForCausalLM.from_pretrained(packed[1], memory=place, dtype=dtype) for place in PLACES]
+    found = [logits(model, token_ids) for model in models]
+    assert {each.dtype for each in found} == {dtype}
+    assert all(torch.equal(each, found[0]) for each in found)
+    turned = TideForCausalLM.from_pretrained(packed[1]).to(dtype)
+    assert torch.equal(turned.model.memory(token_ids)[0], models[0].model.memory(token_ids)[0])
+    assert torch.allclose(logits(turned, token_ids), found[0], atol=0.02)
+
+
+def test_a_packed_model_that_is_saved_opens_again(packed, token_ids, tmp_path):
+    _, folder = packed
+    model = TideForCausalLM.from_pretrained(folder, memory="store")
+    model.save_pretrained(tmp_path / "again")
+    again = TideForCausalLM.from_pretrained(tmp_path / "again", memory="store")
+    assert torch.equal(logits(again, token_ids), logits(model, token_ids))
+    model.save_pretrained(folder)  # onto itself
+    assert verify(TideForCausalLM.from_pretrained(folder, memory="store")).header.vocab_size == 53
+
+
+def test_the_folder_holds_what_is_left_of_the_weights(packed):
+    model, folder = packed
+    config = json.loads((folder / "config.json").read_text())
+    assert config["memory_store"] == {"file": STORE, "fingerprint": fingerprint(model)}
+    assert not any(name.startswith("model.memory.") for name in load_file(folder / "model.safetensors"))
+    assert model.config.memory_store is None
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["packed"]
+
+
+def test_what_a_packed_model_cannot_do_is_said(packed, token_ids):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store")
+    with pytest.raises(ValueError, match="a packed memory cannot be trained"):
+        model.train()(token_ids)
+    with pytest.raises(ValueError, match="cannot be resized"):
+        model.resize_token_embeddings(60)
+    with pytest.raises(ValueError, match="cannot be trained"):
+        pack(model, packed[1].with_name("twice"), Form(4))
+    with pytest.raises(ValueError, match="open the model with from_pretrained"):
+        TideForCausalLM(model.config).eval()(token_ids)
+    with pytest.raises(ValueError, match="memory is 'disk': it must be one of device, cpu, store"):
+        TideForCausalLM.from_pretrained(packed[1], memory="disk")
+
+
+@pytest.mark.parametrize("place", ["cpu", "store"])
+def test_a_model_that_is_not_packed_is_not_read_from_a_store(tiny_model, tmp_path, place):
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=f"memory='{place}', and .* has its tables among its weights: pack it"
+    ):
+        TideForCausalLM.from_pretrained(tmp_path, memory=place)
+    with pytest.raises(ValueError, match="has no tables to pack"):
+        pack(tiny_model(num_memory_blocks=0), tmp_path / "base", Form(4))
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ({"file": "../x", "fingerprint": "a"}, "it must be one beside config.json"),
+        ({"file": "/etc/passwd", "fingerprint": "a"}, "it must be one beside config.json"),
+        ({"file": "a\\b", "fingerprint": "a"}, "it must be one beside config.json"),
+        ({"file": ".hidden", "fingerprint": "a"}, "it must be one beside config.json"),
+        ({"file": 3, "fingerprint": "a"}, "must have a file and a fingerprint"),
+        ({"file": "x"}, "must have a file and a fingerprint"),
+    ],
+)
+def test_a_config_cannot_name_any_file(packed, store, message):
+    path = packed[1] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_store": store}))
+    with pytest.raises(StrictDataclassError, match=message):
+        TideForCausalLM.from_pretrained(packed[1])
+
+
+def test_a_store_that_is_missing_or_of_another_model_is_refused(packed, tiny_model, tmp_path):
+    _, folder = packed
+    others = {
+        "vocab_size is 60": tiny_model(vocab_size=60, memory_values=True),
+        "blocks is 2": tiny_model(num_memory_blocks=2, memory_values=True),
+        "fingerprint is": tiny_model(intermediate_size=40, memory_values=True),
+    }
+    for number, (message, other) in enumerate(others.items()):
+        pack(other, tmp_path / str(number), Form(4))
+        shutil.copy(tmp_path / str(number) / STORE, folder / STORE)
+        with pytest.raises(StoreError, match=f"belongs to another model: its {message}"):
+            TideForCausalLM.from_pretrained(folder, memory="store")
+    (folder / STORE).unlink()
+    with pytest.raises(OSError, match=STORE):
+        TideForCausalLM.from_pretrained(folder, memory="store")
+
+
+def test_weights_that_have_changed_since_are_found_by_verify(packed):
+    _, folder = packed
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StoreError, match="they have changed since they were packed"):
+        verify(TideForCausalLM.from_pretrained(folder, memory="store"))
+
+
+def test_verify_reads_every_row(packed):
+    _, folder = packed
+    model = TideForCausalLM.from_pretrained(folder, memory="store")
+    header = model.model.memory.file.header
+    content = bytearray((folder / STORE).read_bytes())
+    content[header.file_bytes - header.stride] ^= 1
+    (folder / STORE).write_bytes(content)
+    with pytest.raises(StoreError, match=r"the row of token \d+ is damaged"):
+        verify(TideForCausalLM.from_pretrained(folder, memory="store"))
+    for place in ("device", "cpu"):
+        with pytest.raises(StoreError, match=r"the row of token \d+ is damaged"):
+            TideForCausalLM.from_pretrained(folder, memory=place)
+
+
+@pytest.mark.parametrize("short", [True, False], ids=["short", "failing"])
+def test_a_read_that_fails_during_generation_is_an_error_and_no_wrong_token(
+    packed, token_ids, monkeypatch, short
+):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store", memory_cache_bytes=0)
+    read, calls = os.preadv, iter(range(10**6))
+    reads = len(token_ids[0].unique()) + 2
+
+    def fail_later(descriptor, buffers, at):
+        if next(calls) < reads:
+            return read(descriptor, buffers, at)
+        if short:
+            return read(descriptor, [memoryview(buffers[0])[:100]], at)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reader.os, "preadv", fail_later)
+    with pytest.raises(StoreError, match=r"the row of token \d+ (is damaged or cut off|cannot be read)"):
+        model.generate(token_ids[:1], max_new_tokens=9, min_new_tokens=9, do_sample=False, pad_token_id=2)
+
+
+FULL = """
+import sys, torch
+from pathlib import Path
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.model import TideForCausalLM
+pack(TideForCausalLM.from_pretrained(sys.argv[1]), Path(sys.argv[2]), Form(16))
+"""
+
+
+@pytest.mark.parametrize("limit", [40_000, 70_000])
+def test_a_disk_that_is_full_leaves_nothing_under_the_name(tiny_model, tmp_path, limit):
+    tiny_model().save_pretrained(tmp_path / "model")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path / "model", tmp_path / "packed"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4, 3, 2])
+@pytest.mark.parametrize("rank", [{}, {"rank": 0.4}, {"rank": 0.4, "joint": True}])
+def test_the_reader_in_the_docs_reads_the_same_rows(tiny_model, tmp_path, bits, rank):
+    page = (Path(__file__).parents[2] / "docs" / "store-format.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(source, names)
+    pack(tiny_model(), tmp_path / "packed", Form(bits, **rank))
+    rows = TideForCausalLM.from_pretrained(tmp_path / "packed").model.memory.rows_of(torch.arange(53))
+    found = [names["read_row"](tmp_path / "packed" / STORE, token) for token in range(53)]
+    if rank:
+        assert torch.allclose(torch.tensor(np.stack(found)), rows, atol=1e-6)
+    else:
+        assert torch.equal(torch.tensor(np.stack(found)), rows)

@@ -1,0 +1,260 @@
+"""Reading a store: what comes back, from many sides at once, and what happens when it cannot."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from stores import COLUMNS, FINGERPRINT, HEADER, LEVELS, written
+
+from tide_lm.store import reader
+from tide_lm.store.format import Header, StoreError, checksum
+from tide_lm.store.reader import StoredRows, StoreFile
+
+COUNTS = np.arange(50, dtype="<u8")[::-1]  # the first tokens are the most frequent
+ROW = HEADER.codec.row_bytes
+
+
+no_direct_reads = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct reads")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The path of a store with counts, and its rows."""
+    sections = {"counts": COUNTS, "levels": LEVELS, "columns": COLUMNS}
+    sums = {name: checksum(array) for name, array in sections.items()}
+    header = Header(50, 3, 32, 4, 32, (), FINGERPRINT, sums)
+    return tmp_path / "rows.tide", written(tmp_path / "rows.tide", header, sections)
+
+
+def read(file: StoreFile, tokens) -> np.ndarray:
+    rows = np.zeros((len(tokens), ROW), np.uint8)
+    file.read(np.array(tokens), rows)
+    return rows
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("tokens", [[], [0], [49], [3, 4], [49, 0, 7, 7], list(range(50))])
+def test_rows_come_back(store, direct, tokens):
+    path, rows = store
+    file = StoreFile(path, direct=direct)
+    assert np.array_equal(read(file, tokens), rows[tokens])
+    assert direct or not file.is_direct
+    assert np.array_equal(file.sections["levels"], LEVELS)
+
+
+@no_direct_reads
+def test_a_system_without_direct_reads_is_read_plainly(store, monkeypatch):
+    path, rows = store
+    opened = os.open
+
+    def refuse(name, flags, *more):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(name, flags, *more)
+
+    monkeypatch.setattr(reader.os, "open", refuse)
+    file = StoreFile(path)
+    assert not file.is_direct
+    assert np.array_equal(read(file, range(50)), rows)
+
+
+@no_direct_reads
+def test_a_disk_whose_blocks_are_larger_is_read_plainly(store, monkeypatch):
+    """Its file opens for direct reads, and then refuses those of 512 bytes."""
+    path, rows = store
+    read_at = os.preadv
+
+    def refuse(descriptor, buffers, at):
+        if at % 4096 and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return read_at(descriptor, buffers, at)
+
+    monkeypatch.setattr(reader.os, "preadv", refuse)
+    file = StoreFile(path)
+    assert not file.is_direct
+    assert np.array_equal(read(file, range(50)), rows)
+
+
+def test_a_file_that_is_not_there_or_a_folder(tmp_path):
+    for path in (tmp_path / "none.tide", tmp_path):
+        with pytest.raises(StoreError, match=rf"{path} cannot be read as a store: "):
+            StoreFile(path)
+
+
+def test_a_file_that_is_cut_off_anywhere_is_found_when_it_is_opened(store):
+    path, _ = store
+    content = path.read_bytes()
+    for size in (*range(0, len(content), 4001), len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(StoreError, match=r"cut off|calls for"):
+            StoreFile(path)
+
+
+def test_a_bit_that_is_turned_in_a_row_is_found_when_it_is_read(store):
+    path, rows = store
+    content, header = path.read_bytes(), StoreFile(path).header
+    random = np.random.default_rng(0)
+    for token in range(50):
+        bad = bytearray(content)
+        at = int(header.row_at(np.array([token]))[0]) + int(random.integers(header.row_bytes))
+        bad[at] ^= 1 << int(random.integers(8))
+        path.write_bytes(bad)
+        file = StoreFile(path)
+        others = [other for other in range(50) if other != token]
+        assert np.array_equal(read(file, others), rows[others])
+        for tokens in ([token], range(50)):
+            with pytest.raises(StoreError, match=f"the row of token {token} is damaged"):
+                read(file, tokens)
+
+
+@pytest.mark.parametrize("name", ["counts", "levels", "columns"])
+def test_a_bit_that_is_turned_in_what_rows_share_is_found_when_it_is_opened(store, name):
+    path, _ = store
+    content = bytearray(path.read_bytes())
+    content[StoreFile(path).header.sections[name].at + 5] ^= 16
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=f"its section {name} is damaged"):
+        StoreFile(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_open_is_read_to_the_end(store):
+    path, rows = store
+    file = StoreFile(path)
+    path.with_name("other").write_bytes(b"other")
+    path.with_name("other").rename(path)
+    assert np.array_equal(read(file, range(50)), rows)
+
+
+def test_a_file_that_is_cut_off_while_it_is_open_is_an_error_and_no_crash(store):
+    path, rows = store
+    file = StoreFile(path)
+    os.truncate(path, file.header.rows_at + file.header.stride)
+    assert np.array_equal(read(file, [0]), rows[:1])
+    with pytest.raises(StoreError, match=r"the row of token \d+ is damaged or cut off"):
+        read(file, range(50))
+
+
+def test_a_read_that_fails_names_the_token(store, monkeypatch):
+    path, _ = store
+    file = StoreFile(path)
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reader.os, "preadv", fail)
+    with pytest.raises(StoreError, match=r"the row of token 7 cannot be read: Input/output error"):
+        read(file, [7])
+
+
+def test_many_threads_read_at_once(store):
+    path, rows = store
+    file, cached = StoreFile(path), StoredRows(StoreFile(path), 10 * ROW)
+    random = np.random.default_rng(1)
+    asked = [np.unique(random.integers(50, size=20)) for _ in range(200)]
+
+    def both(tokens):
+        found = np.zeros((len(tokens), ROW), np.uint8)
+        cached.prefetch(tokens)
+        cached.fetch(tokens, found)
+        return np.array_equal(read(file, tokens), rows[tokens]) and np.array_equal(found, rows[tokens])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(both, asked))
+    assert cached.counters.hits + cached.counters.misses == sum(map(len, asked))
+
+
+def _reads_all(file: StoreFile, cached: StoredRows, rows: np.ndarray) -> None:
+    found, tokens = np.zeros_like(rows), np.arange(50)
+    for _ in range(20):
+        cached.prefetch(tokens)
+        cached.fetch(tokens, found)
+        if not np.array_equal(found, rows) or not np.array_equal(read(file, range(50)), rows):
+            os._exit(1)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_two_processes_read_at_once(store, kind):
+    """A child that was forked has no threads of its parent, and must make its own."""
+    path, rows = store
+    context = multiprocessing.get_context(kind)
+    if kind == "fork":
+        file, cached = StoreFile(path), StoredRows(StoreFile(path), 9 * ROW)
+        read(file, range(50))
+        cached.prefetch(np.arange(50))
+        cached.fetch(np.arange(50), np.zeros_like(rows))
+        children = [context.Process(target=_reads_all, args=(file, cached, rows)) for _ in range(2)]
+    else:
+        children = [context.Process(target=_opens_and_reads, args=(path, rows)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+
+
+def _opens_and_reads(path, rows) -> None:
+    _reads_all(StoreFile(path), StoredRows(StoreFile(path), 9 * ROW), rows)
+
+
+def fetch(cached: StoredRows, tokens) -> np.ndarray:
+    rows = np.zeros((len(tokens), ROW), np.uint8)
+    cached.fetch(np.array(tokens), rows)
+    return rows
+
+
+def test_the_most_frequent_rows_stay_in_memory_within_the_budget(store):
+    path, rows = store
+    cached = StoredRows(StoreFile(path), 5 * ROW + ROW // 2)
+    assert np.array_equal(fetch(cached, range(50)), rows)
+    assert (cached.counters.hits, cached.counters.misses) == (0, 50)
+    assert np.array_equal(fetch(cached, range(50)), rows)
+    assert (cached.counters.hits, cached.counters.misses) == (5, 95)
+    path.unlink()
+    fetch(cached, [0, 1, 2, 3, 4])
+    assert (cached.counters.hits, cached.counters.misses) == (10, 95)
+    assert cached.counters.bytes == 95 * ROW
+
+
+@pytest.mark.parametrize("cache", [0, 1, ROW, 10**9])
+def test_any_budget_gives_the_same_rows(store, cache):
+    path, rows = store
+    cached = StoredRows(StoreFile(path), cache)
+    for tokens in ([3], [0, 49], range(50), [3, 4, 5]):
+        assert np.array_equal(fetch(cached, tokens), rows[list(tokens)])
+    with pytest.raises(ValueError, match="the cache has -1 bytes"):
+        StoredRows(StoreFile(path), -1)
+
+
+def test_what_is_read_ahead_is_not_waited_for(store):
+    path, rows = store
+    cached = StoredRows(StoreFile(path), 0)
+    cached.prefetch(np.array([5, 9]))
+    until = time.monotonic() + 10
+    while not cached._ahead[1].done() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert np.array_equal(fetch(cached, [5, 9]), rows[[5, 9]])
+    assert (cached.counters.waits, cached.counters.misses) == (0, 2)
+    cached.prefetch(np.array([5, 9]))
+    assert np.array_equal(fetch(cached, [5, 10]), rows[[5, 10]])  # not what was asked for
+    assert cached.counters.waits == 1
+
+
+def test_what_fails_ahead_fails_when_it_is_asked_for_and_works_after(store, monkeypatch):
+    path, rows = store
+    cached, read_at = StoredRows(StoreFile(path), 0), os.preadv
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(reader.os, "preadv", fail)
+    cached.prefetch(np.array([5]))
+    with pytest.raises(StoreError, match="token 5 cannot be read"):
+        fetch(cached, [5])
+    monkeypatch.setattr(reader.os, "preadv", read_at)
+    assert np.array_equal(fetch(cached, [5]), rows[[5]])
