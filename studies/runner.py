@@ -18,7 +18,7 @@ from studies.plan import SIZES, Run
 from studies.results import Kept
 from studies.variants import Variant
 from tide_lm import runs
-from tide_lm.cli import evaluate
+from tide_lm.cli import compress, evaluate
 from tide_lm.cli.analyze import Options, What, analyze
 from tide_lm.cli.texts import Reading
 from tide_lm.evaluate import zero_shot
@@ -192,6 +192,8 @@ def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Call
         started = time.monotonic()
         analyze(what, subject, Options(once if what is What.layer_drop else held_out, words=WORDS))
         tell(f"{what.value} after {time.monotonic() - started:.0f} s")
+    if run.model == "tide" and not subject.result("compression").exists():
+        compress.on_forms(str(folder), None, None, once)
     scores = zero_shot.score(subject.model, subject.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
     subject.write("benchmarks", scores)
 

@@ -1,6 +1,6 @@
 """Memory whose rows are packed: on the device, in the host's memory, or in a file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import nn
 from transformers import StoppingCriteria
 
 from tide_lm.config import Place
-from tide_lm.store.format import StoreError
+from tide_lm.store.format import Header, StoreError
 from tide_lm.store.reader import Counters, StoredRows, StoreFile
 from tide_lm.store.rows import RowDecoder
 
@@ -54,19 +54,24 @@ class StoredMemory(nn.Module):
                     f"{path} belongs to another model: its {name} is {found}, and the model's is {value}; "
                     "give the model the store that was packed from it, or pack it again with `tide-lm pack`"
                 )
-        self.file, self._decode = file, RowDecoder(file.header, file.sections)
+        self.file = file
         if place is Place.store:
             self.rows = StoredRows(file, cache_bytes)
-            self._fetch = self.rows.fetch
+            self._decode, self._fetch = RowDecoder(file.header, file.sections), self.rows.fetch
             return
         bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
         for start in range(0, self.vocab_size, _AT_ONCE):
             some = bytes_VR[start : start + _AT_ONCE]
             file.read(np.arange(start, start + len(some)), some)
         if place is Place.device:
-            self.bytes_VR = torch.from_numpy(bytes_VR).to(device)
+            self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:
+            self._decode = RowDecoder(file.header, file.sections)
             self._fetch = lambda tokens, into: np.take(bytes_VR, tokens, 0, out=into)
+
+    def hold(self, header: Header, sections: Mapping[str, np.ndarray], bytes_VR: torch.Tensor) -> None:
+        """Has all rows on the device that they are on."""
+        self._decode, self.bytes_VR = RowDecoder(header, sections), bytes_VR
 
     @property
     def counters(self) -> Counters:
@@ -101,11 +106,11 @@ class StoredMemory(nn.Module):
 
     @torch.compiler.disable
     def _from_host(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.file is not None
+        assert self._decode is not None
         assert self._fetch is not None
         device = input_ids_BT.device
         tokens_U, index_N = np.unique(input_ids_BT.cpu().numpy(), return_inverse=True)
-        shape = (len(tokens_U), self.file.header.codec.row_bytes)
+        shape = (len(tokens_U), self._decode.header.codec.row_bytes)
         staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._fetch(tokens_U, staged_UR.numpy())
         index_BT = torch.from_numpy(index_N.reshape(input_ids_BT.shape)).to(device)

@@ -1,5 +1,6 @@
 """`tide-lm pack`, and a packed model in other commands, as a user calls them."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -92,7 +93,7 @@ def test_what_cannot_be_packed_is_refused(packed, trained, tmp_path):
             "bits is 5: use one of 16, 8, 4, 3, 2",
         ),
         ([str(trained), "--out", str(tmp_path / "a"), "--rank", "2"], 2, "the rank is 2.0"),
-        ([str(trained), "--out", str(tmp_path / "a"), "--joint"], 2, "are of a lower rank: give --rank"),
+        ([str(trained), "--out", str(tmp_path / "a"), "--blocks", "joint"], 2, "give one below 1"),
         ([str(trained), "--out", str(tmp_path)], 1, "is there already"),
         ([str(trained), "--verify"], 1, "has its tables among its weights"),
         ([str(folder), "--out", str(tmp_path / "a")], 1, "a packed memory cannot be trained"),
@@ -121,3 +122,18 @@ def test_a_kill_while_packing_leaves_no_folder(trained, tmp_path):
             shutil.rmtree(out)
     result_of("pack", str(trained), "--out", str(out))
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+def test_compress_measures_forms_and_shows_them(trained, text, tmp_path):
+    options = [str(trained), "--text", text, "--window", "32", "--run", str(tmp_path)]
+    found = result_of("compress", *options, "--form", "16 bits", "--form", "2 bits")
+    assert [record["form"] for record in found["forms"]] == ["16 bits", "2 bits"]
+    assert found["forms"][1]["relative_bytes"] < found["forms"][0]["relative_bytes"]
+    kept = json.loads((tmp_path / "results" / "compression.json").read_text())
+    assert kept["forms"] == found["forms"]
+    shown = tide_lm("compress", *options, "--form", "4 bits, rank 3")
+    assert shown.returncode == 2
+    assert "'4 bits, rank 3' is none of '16 bits', '8 bits'" in " ".join(
+        shown.stderr.replace("│", " ").split()
+    )
+    assert "4 bits" in tide_lm("compress", *options, "--form", "4 bits").stdout

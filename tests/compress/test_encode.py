@@ -47,31 +47,41 @@ def test_fewer_bits_lose_little(memory, bits, most):
     assert 0 < error(memory, Form(bits)) < most
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_a_lower_rank_keeps_the_plane(memory, joint):
+@pytest.mark.parametrize("blocks", ["even", "uneven", "joint"])
+def test_a_lower_rank_keeps_the_plane(memory, blocks):
     share = 8 / 32
-    least = error(memory, Form(16, rank=share, joint=joint))
+    least = error(memory, Form(16, rank=share, blocks=blocks))
     assert least < 0.1
-    assert error(memory, Form(16, rank=share / 2, joint=joint)) > 4 * least
-    assert error(memory, Form(16, rank=0.999, joint=joint)) < 1e-4
-    assert error(memory, Form(8, rank=share, joint=joint)) == pytest.approx(least, rel=0.05)
+    assert error(memory, Form(16, rank=share / 2, blocks=blocks)) > 4 * least
+    assert error(memory, Form(16, rank=0.999, blocks=blocks)) < 1e-4
+    assert error(memory, Form(8, rank=share, blocks=blocks)) == pytest.approx(least, rel=0.05)
 
 
-def test_ranks_are_rounded_up_as_in_the_paper():
-    assert Form(rank=0.5).ranks(8, 2048) == (1024,) * 8
-    assert Form(rank=0.3).ranks(2, 5) == (2, 2)
-    assert Form(rank=0.3, joint=True).ranks(2, 5) == (3,)
-    assert Form(rank=1e-9).ranks(2, 5) == (1, 1)
-    assert Form().ranks(2, 5) == ()
+def test_uneven_ranks_go_to_the_blocks_that_need_them(memory):
+    with torch.no_grad():
+        memory.weight[:, 0] = torch.randn(32)  # one direction, that all tokens share
+        memory.weight[:, 1] = torch.randn(memory.weight[:, 1].shape)
+    even, uneven = Form(16, rank=0.4), Form(16, rank=0.4, blocks="uneven")
+    ranks = Encoder(memory, uneven, FINGERPRINT).ranks
+    assert ranks[0] == 1
+    assert ranks[1] > ranks[2]
+    assert sum(ranks) <= 40
+    assert error(memory, uneven) < error(memory, even) / 2
+
+
+def test_ranks_are_rounded_up_as_in_the_paper(memory):
+    assert Encoder(memory, Form(rank=0.3), FINGERPRINT).ranks == (10, 10, 10)
+    assert Encoder(memory, Form(rank=0.3, blocks="joint"), FINGERPRINT).ranks == (29,)
+    assert Encoder(memory, Form(rank=1e-9), FINGERPRINT).ranks == (1, 1, 1)
+    assert Encoder(memory, Form(), FINGERPRINT).ranks == ()
 
 
 def test_a_lower_rank_loses_least_of_all_planes(memory):
     """By torch's own decomposition, of each block."""
     rows = torch.cat(list(folded_rows(memory))).double()
     found = decoded(memory, Form(16, rank=0.2)).double()
-    rank = Form(rank=0.2).ranks(3, 32)[0]
     for block in range(3):
-        kept = torch.linalg.svdvals(rows[:, block])[rank:].square().sum()
+        kept = torch.linalg.svdvals(rows[:, block])[7:].square().sum()
         assert (found[:, block] - rows[:, block]).square().sum() == pytest.approx(float(kept), rel=0.01)
 
 
@@ -115,5 +125,5 @@ def test_what_cannot_be_encoded_is_refused(memory, form, counts, message):
     "wrong", [{"rank": 0.0}, {"rank": 1.5}, {"rank": float("nan")}, {"bits": 5}, {"group": 3}]
 )
 def test_forms_that_are_none_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"rank is|bits is|group is"):
+    with pytest.raises(ValueError, match=r"rank is|bits is|group is|blocks is|one below 1"):
         Form(**wrong)

@@ -2,16 +2,20 @@
 
 import errno
 import fcntl
+import gc
 import multiprocessing
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from stores import COLUMNS, FINGERPRINT, HEADER, LEVELS, written
 
 from tide_lm.store import reader
+from tide_lm.store.aio import AsyncReads
 from tide_lm.store.format import Header, StoreError, checksum
 from tide_lm.store.reader import StoredRows, StoreFile
 
@@ -19,6 +23,7 @@ COUNTS = np.arange(50, dtype="<u8")[::-1]  # the first tokens are the most frequ
 ROW = HEADER.codec.row_bytes
 
 
+asynchronous = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has such reads")
 no_direct_reads = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct reads")
 
 
@@ -149,6 +154,73 @@ def test_a_read_that_fails_names_the_token(store, monkeypatch):
     monkeypatch.setattr(reader.os, "preadv", fail)
     with pytest.raises(StoreError, match=r"the row of token 7 cannot be read: Input/output error"):
         read(file, [7])
+
+
+def test_a_system_without_asynchronous_reads_has_threads(store, monkeypatch):
+    path, rows = store
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(reader, "AsyncReads", refuse)
+    file = StoreFile(path)
+    assert np.array_equal(read(file, range(50)), rows)
+    os.truncate(path, file.header.rows_at + file.header.stride)
+    with pytest.raises(StoreError, match=r"the row of token \d+ is damaged or cut off"):
+        read(file, range(50))
+
+
+@asynchronous
+@pytest.mark.parametrize("room", [1, 7, 50])
+def test_reads_that_the_system_takes_a_few_at_a_time(store, monkeypatch, room):
+    path, rows = store
+    begin = AsyncReads.begin
+    monkeypatch.setattr(
+        AsyncReads,
+        "begin",
+        lambda self, file, first, at, sizes: begin(self, file, first, at[:room], sizes[:room]),
+    )
+    assert np.array_equal(read(StoreFile(path), range(50)), rows)
+
+
+@asynchronous
+def test_one_read_of_many_that_fails_is_named_and_the_next_call_works(store, monkeypatch):
+    path, rows = store
+    file, done = StoreFile(path), AsyncReads.done
+
+    def fail(self):
+        slots, results = done(self)
+        return slots, np.where(slots == 30, -errno.EIO, results)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(AsyncReads, "done", fail)
+        with pytest.raises(StoreError, match="the row of token 30 cannot be read: Input/output error"):
+            read(file, range(50))
+    assert np.array_equal(read(file, range(50)), rows)
+
+
+@asynchronous
+def test_reads_that_cannot_begin_are_an_error(store):
+    path, _ = store
+    file = StoreFile(path)
+    file._descriptor = 10**6
+    with pytest.raises(StoreError, match="rows cannot be read: Bad file descriptor"):
+        read(file, range(50))
+
+
+@no_direct_reads
+def test_a_store_that_is_no_longer_used_leaves_nothing_open(store):
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))
+
+    def asynchronous_reads():
+        return int(Path("/proc/sys/fs/aio-nr").read_text())
+
+    before = open_files(), asynchronous_reads()
+    for _ in range(3):
+        read(StoreFile(store[0]), range(50))
+    gc.collect()
+    assert (open_files(), asynchronous_reads()) == before
 
 
 def test_many_threads_read_at_once(store):

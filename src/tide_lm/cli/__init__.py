@@ -19,6 +19,7 @@ COMMANDS = (
     "analyze",
     "figure",
     "report",
+    "compress",
     "pack",
     "bench",
     "demo",

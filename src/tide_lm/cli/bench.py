@@ -1,21 +1,20 @@
-"""`tide-lm bench`: how fast this machine trains."""
+"""`tide-lm bench`: how fast this machine trains, and reads a store."""
 
 import json
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Annotated, Any
 
 import typer
 
+from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
 
 app = typer.Typer(help="Time what this machine does, on made-up data.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `train` a command of its own."""
+Out = Annotated[Path | None, typer.Option("--out", help="A JSON file to write, with versions and machine.")]
 
 
 @app.command("train")
@@ -34,13 +33,10 @@ def train(
     peers: Annotated[
         bool, typer.Option("--peers", help="Beside each PRESET without IDS, it in a plain compiled loop.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="A JSON file to write, with versions and machine.")
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokens a second, MFU, peak memory and the parts of a training step."""
-    from tide_lm import runs
     from tide_lm.train.benchmark import measure, shape_of
 
     try:
@@ -49,20 +45,14 @@ def train(
             shape_of(model)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if out is not None:
-        if out.is_dir():
-            raise typer.BadParameter(f"--out {out} is a folder: name a file in it")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out.parent):  # whether there can be one is better known before the timing
-            pass
+    _check(out)
     found: list[dict[str, Any]] = []
     for model in wanted:
         for plain in (False, True) if peers and ":" not in model else (False,):
             with working(f"Timing {model}{', plain' if plain else ''}"):
                 found.append(measure(model, batch, sequence, steps, plain))
     result = {"runs": found, "provenance": runs.provenance()}
-    if out is not None:
-        runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
+    _write(out, result)
     if as_json:
         print_json(result)
     else:
@@ -71,6 +61,76 @@ def train(
         timed = [run for run in found if "parts_ms" in run]
         parts = list(dict.fromkeys(part for run in timed for part in run["parts_ms"]))
         print_table("Parts of a step, ms", ["model", "ids", *parts], (_parts(run, parts) for run in timed))
+
+
+@app.command("store")
+def store(
+    model: Annotated[str, typer.Argument(help="The preset whose store is read.")] = "tide-8e-1b",
+    decode: Annotated[str, typer.Option("--decode", help="The preset that generates.")] = "tide-8e-small",
+    bits: Annotated[int, typer.Option("--bits", help="Of a number: 16, 8, 4, 3 or 2.")] = 4,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens whose rows are read.")] = 2048,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often; medians are told.")] = 7,
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where the stores are written, and removed: on the disk to time.")
+    ] = Path(),
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rows from a cold store, beside a memory map and fio, and generation from a warm one, on the CPU."""
+    from tide_lm import presets
+    from tide_lm.compress.benchmark import decode_speed, random_store, read_speed
+    from tide_lm.store.codec import RowCodec
+
+    try:
+        shape, small = presets.get(model).model, presets.get(decode).model
+        if not (shape.num_memory_blocks and small.num_memory_blocks):
+            raise ValueError("a base model has no store: name presets with memory, such as tide-8e-1b")
+        if tokens > shape.vocab_size:
+            raise ValueError(f"--tokens is {tokens}, and {model} has {shape.vocab_size}: give fewer")
+        RowCodec(1, bits)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    _check(out)
+    with TemporaryDirectory(dir=folder, prefix=".bench-store-") as place:
+        with working(f"Writing a store of {model}"):
+            header = random_store(Path(place) / "rows.tide", shape, bits)
+        with working("Reading it"):
+            read = read_speed(Path(place) / "rows.tide", tokens, rounds)
+        with working(f"Generating with {decode}"):
+            generated = decode_speed(decode, Path(place) / "packed", bits, 64, rounds)
+    result = {
+        "model": model,
+        "bits": bits,
+        "store_bytes": header.file_bytes,
+        "padding": header.padding,
+        "read": read,
+        "decode": generated,
+        "provenance": runs.provenance(),
+    }
+    _write(out, result)
+    if as_json:
+        print_json(result)
+        return
+    rows = [(name, f"{1000 * seconds:,.1f}") for name, seconds in read["seconds"].items()]
+    print_table(f"Rows of {tokens:,} tokens, cold, {read['block']:,} bytes each", ["by", "ms"], rows)
+    rows = [(name, f"{rate:,.1f}") for name, rate in generated["tokens_per_s"].items()]
+    print_table(f"Generating with {decode}, warm", ["rows from", "tokens/s"], rows)
+
+
+def _check(out: Path | None) -> None:
+    """That a result can be written, which is better known before the timing."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise typer.BadParameter(f"--out {out} is a folder: name a file in it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=out.parent):
+        pass
+
+
+def _write(out: Path | None, result: dict[str, Any]) -> None:
+    if out is not None:
+        runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
 
 
 def _model(run: dict[str, Any]) -> tuple[str, str]:

@@ -19,7 +19,9 @@ def command(
     rank: Annotated[
         float, typer.Option("--rank", help="The share of the full rank that is kept, at most 1.")
     ] = 1.0,
-    joint: Annotated[bool, typer.Option("--joint", help="One rank for all blocks together.")] = False,
+    blocks: Annotated[
+        str, typer.Option("--blocks", help="Ranks of blocks: even, uneven, or one of all, joint.")
+    ] = "even",
     weighted: Annotated[
         bool, typer.Option("--weighted", help="Keep the directions that frequent tokens need.")
     ] = False,
@@ -32,9 +34,7 @@ def command(
     """Put a trained model's tables into a store, to be read from there row by row, or check one."""
     if verify == (out is not None):
         raise typer.BadParameter("give --out, a folder to write, or --verify, and not both")
-    if (joint or weighted) and rank == 1:
-        raise typer.BadParameter("--joint and --weighted are of a lower rank: give --rank")
-    result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, joint, weighted)
+    result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, blocks, weighted)
     if as_json:
         print_json(result)
     else:

@@ -3,9 +3,11 @@
 V vocabulary, K blocks, D hidden, U rows at once, N numbers that a row is stored as.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -17,31 +19,42 @@ from tide_lm.store.format import Header, checksum
 _AT_ONCE = 1024
 
 
+Spread = Literal["even", "uneven", "joint"]
+
+
 @dataclass(frozen=True)
 class Form:
-    """How rows are stored: `bits` a number, and what `rank` of it is kept.
+    """How rows are stored: `bits` a number, and what `rank` of it is kept, a share of the full one.
 
-    `rank` is a share of the K x D numbers of a row, of each block on its own or, if `joint`, of all together.
-    With `weighted` the directions that are kept are those that matter for frequent tokens.
+    The blocks have `"even"` shares, as in the paper; or `"uneven"` ones, as their squares call for; or the
+    rank is that of all K x D numbers together, `"joint"`. With `weighted` the directions that are kept are
+    those that matter for frequent tokens.
     """
 
     bits: int = 4
     group: int = 32
     rank: float = 1.0
-    joint: bool = False
+    blocks: Spread = "even"
     weighted: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rank <= 1:
             raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
+        if self.blocks not in get_args(Spread):
+            raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Spread))}")
+        if self.rank == 1 and (self.weighted or self.blocks != "even"):
+            raise ValueError("which directions are kept matters with a lower rank alone: give one below 1")
         RowCodec(1, self.bits, self.group)  # which checks them
 
-    def ranks(self, blocks: int, hidden: int) -> tuple[int, ...]:
-        """None if all is kept."""
+    def __str__(self) -> str:
         if self.rank == 1:
-            return ()
-        spaces, size = (1, blocks * hidden) if self.joint else (blocks, hidden)
-        return (max(1, -int(-self.rank * size // 1)),) * spaces
+            return f"{self.bits} bits"
+        how = "" if self.blocks == "even" else f", {self.blocks}"
+        return f"{self.bits} bits, rank {self.rank:g}{how}{', weighted' * self.weighted}"
+
+    def size(self, blocks: int, hidden: int) -> int:
+        """How many numbers a row has, or each of its blocks if they have even shares."""
+        return max(1, math.ceil(self.rank * (hidden if self.blocks == "even" else blocks * hidden)))
 
 
 def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
@@ -70,7 +83,9 @@ class Encoder:
         if counts_V is not None and len(counts_V) != V:
             raise ValueError(f"there are {len(counts_V)} counts of tokens: there must be {V}")
         self.memory, self.form, self.counts_V = memory, form, counts_V
-        self.ranks = form.ranks(K, D)
+        self.ranks: tuple[int, ...] = ()
+        if form.rank < 1:
+            self.ranks, self._basis = self._directions()
         sections = self.sections
         self.header = Header(
             vocab_size=V,
@@ -117,11 +132,10 @@ class Encoder:
             yield torch.cat([part @ basis.T for part, basis in zip(parts, bases, strict=True)], 1)
 
     def _spaces(self, rows_UKD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (rows_UKD.flatten(1),) if self.form.joint else rows_UKD.unbind(1)
+        return (rows_UKD.flatten(1),) if self.form.blocks == "joint" else rows_UKD.unbind(1)
 
-    @cached_property
-    def _basis(self) -> torch.Tensor:
-        """The directions that keep most of the rows' squares, orthonormal, those of each space in order."""
+    def _directions(self) -> tuple[tuple[int, ...], torch.Tensor]:
+        """The ranks of the spaces, and the orthonormal directions that keep most of the rows' squares."""
         weights_V = torch.ones(len(self.memory.weight))
         if self.form.weighted:
             assert self.counts_V is not None
@@ -131,8 +145,11 @@ class Encoder:
             scaled = rows_UKD * weights_U.sqrt().to(rows_UKD.device).view(-1, 1, 1)
             found = [part.T.double() @ part.double() for part in self._spaces(scaled)]
             grams = [a + b for a, b in zip(grams, found, strict=True)] if grams else found
-        bases = []
-        for gram, rank in zip(grams, self.ranks, strict=True):
-            _, vectors = torch.linalg.eigh(gram)
-            bases.append(vectors[:, -rank:].flip(1).T)
-        return torch.cat(bases).float()
+        values, vectors = zip(*map(torch.linalg.eigh, grams), strict=True)  # the largest last
+        size = self.form.size(*self.memory.weight.shape[1:])
+        ranks = [size] * len(grams)
+        if self.form.blocks == "uneven":
+            least = torch.cat(values).sort(descending=True).values[size - 1]
+            ranks = [max(1, int((of_block >= least).sum())) for of_block in values]
+        kept = [each[:, -rank:].flip(1).T for each, rank in zip(vectors, ranks, strict=True)]
+        return tuple(ranks), torch.cat(kept).float()

@@ -1,20 +1,25 @@
 """Rows from a store's file: read in parallel and past the page cache, the hottest of them kept in memory."""
 
+import errno
 import mmap
 import os
 import threading
 import time
+import weakref
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from tide_lm.store.aio import AsyncReads
 from tide_lm.store.format import BLOCK, HEADER_BYTES, StoreError, read_header, read_section, up_to
 
-THREADS = 16  # reads at once
+THREADS = 16  # that read, where the system has no asynchronous reads
+_AT_ONCE = 512  # reads that are begun, where it has
 _ALONE = 2  # so few rows are not worth handing over
 
 
@@ -50,38 +55,84 @@ class StoreFile:
             raise StoreError(f"{path} cannot be read as a store: {error}") from None
         except OSError as error:
             raise StoreError(f"{path} cannot be read as a store: {error.strerror}") from error
+        weakref.finalize(self, os.close, self._descriptor)
         self._own = threading.local()
 
     def read(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
         """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
         if len(tokens_U) <= _ALONE:
-            self._read(tokens_U, into_UR)
-            return
-        cuts = np.linspace(0, len(tokens_U), min(self._threads.count, len(tokens_U)) + 1).astype(int)
-        parts = [slice(*cut) for cut in pairwise(cuts)]
-        for part in [self._threads().submit(self._read, tokens_U[part], into_UR[part]) for part in parts]:
-            part.result()
+            self._read_each(tokens_U, into_UR)
+        elif (reads := self._async_reads()) is not None:
+            for start in range(0, len(tokens_U), _AT_ONCE):
+                self._read_at_once(reads, tokens_U[start : start + _AT_ONCE], into_UR[start:])
+        else:
+            cuts = np.linspace(0, len(tokens_U), min(self._threads.count, len(tokens_U)) + 1).astype(int)
+            parts = [slice(*cut) for cut in pairwise(cuts)]
+            begun = [self._threads().submit(self._read_each, tokens_U[part], into_UR[part]) for part in parts]
+            for each in begun:
+                each.result()
 
-    def _read(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
+    def _async_reads(self) -> AsyncReads | None:
+        """Those of this thread and process, if the system has them."""
+        if not self.is_direct:  # of what is in the page cache they are no faster
+            return None
+        if getattr(self._own, "process", 0) != os.getpid():
+            self._own.process, self._own.reads = os.getpid(), None
+            with suppress(OSError):
+                self._own.reads = AsyncReads(_AT_ONCE, up_to(self.header.row_bytes + BLOCK, BLOCK))
+        return self._own.reads
+
+    def _read_at_once(self, reads: AsyncReads, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
+        at_U, size = self.header.row_at(tokens_U), self.header.row_bytes
+        within_U = at_U % BLOCK
+        sizes_U = -(-(within_U + size) // BLOCK) * BLOCK
+        begun = ended = 0
+        failed: StoreError | None = None
+        while ended < (begun if failed else len(tokens_U)):
+            if begun < len(tokens_U) and not failed:
+                try:
+                    begun += reads.begin(self._descriptor, begun, (at_U - within_U)[begun:], sizes_U[begun:])
+                except OSError as error:
+                    failed = StoreError(f"{self.path}: rows cannot be read: {error.strerror}")
+                    continue
+            slots, results = reads.done()
+            ended += len(slots)
+            for slot, found in zip(slots.tolist(), results.tolist(), strict=True):
+                try:
+                    token, start = int(tokens_U[slot]), int(within_U[slot])
+                    into_UR[slot] = self._checked(token, reads.slots_SB[slot], start, found)
+                except StoreError as error:
+                    failed = error  # told when all that was begun has ended, for its memory is used again
+        if failed:
+            raise failed
+
+    def _read_each(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
         header, size = self.header, self.header.row_bytes
         if not hasattr(self._own, "blocks"):
-            self._own.blocks = mmap.mmap(-1, size + 2 * BLOCK)  # of whole pages, as direct reads need it
-        blocks = memoryview(self._own.blocks)
+            pages = mmap.mmap(-1, size + 2 * BLOCK)  # whole ones, as direct reads need it
+            self._own.blocks = np.frombuffer(pages, np.uint8)
+        blocks = self._own.blocks
         for token, at, row in zip(tokens_U.tolist(), header.row_at(tokens_U).tolist(), into_UR, strict=True):
             within = at % BLOCK
             try:
                 found = os.preadv(self._descriptor, [blocks[: up_to(within + size, BLOCK)]], at - within)
             except OSError as error:
-                raise StoreError(
-                    f"{self.path}: the row of token {token} cannot be read: {error.strerror}"
-                ) from error
-            bytes_R = np.frombuffer(blocks, np.uint8, size, within)
-            if found < within + size or zlib.crc32(bytes_R[:-4].data) != int(bytes_R[-4:].view("<u4")[0]):
-                raise StoreError(
-                    f"{self.path}: the row of token {token} is damaged or cut off: copy the file again, or "
-                    "pack it again with `tide-lm pack`"
-                )
-            row[:] = bytes_R[:-4]
+                found = -(error.errno or errno.EIO)
+            row[:] = self._checked(token, blocks, within, found)
+
+    def _checked(self, token: int, blocks: np.ndarray, start: int, found: int) -> np.ndarray:
+        """The row without its checksum; `found` bytes were read, or below 0 it is the number of an error."""
+        if found < 0:
+            why = os.strerror(-found)
+            raise StoreError(f"{self.path}: the row of token {token} cannot be read: {why}")
+        end = start + self.header.row_bytes
+        row, sum_4 = blocks[start : end - 4], blocks[end - 4 : end]
+        if found < end or zlib.crc32(row.data) != int.from_bytes(sum_4.tobytes(), "little"):
+            raise StoreError(
+                f"{self.path}: the row of token {token} is damaged or cut off: copy the file again, or "
+                "pack it again with `tide-lm pack`"
+            )
+        return row
 
 
 def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:

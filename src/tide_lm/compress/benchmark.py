@@ -1,0 +1,139 @@
+"""How fast a store is read: many rows that no cache has, and those of tokens that are generated."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.config import ModelConfig
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
+from tide_lm.store.reader import THREADS, StoreFile
+
+_AT_ONCE = 4096
+_FIO_SECONDS = 3
+
+
+def random_store(path: Path, model: ModelConfig, bits: int, seed: int = 0) -> Header:
+    """A store as large as a model's, of random bytes."""
+    K, D = model.num_memory_blocks, model.hidden_size
+    sections = {}
+    if bits < 16:
+        sections = {"levels": np.zeros(2**bits, "<f4"), "columns": np.ones(K * D, "<f4")}
+    sums = {name: checksum(array) for name, array in sections.items()}
+    header = Header(model.vocab_size, K, D, bits, 32, (), "0" * 64, sums)
+    random = np.random.default_rng(seed)
+
+    def rows() -> Iterator[np.ndarray]:
+        for start in range(0, header.vocab_size, _AT_ONCE):
+            size = min(_AT_ONCE, header.vocab_size - start), header.codec.row_bytes
+            yield random.integers(256, size=size, dtype=np.uint8)
+
+    write_store(path, header, sections, rows())
+    return header
+
+
+def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
+    """Seconds for the rows of so many tokens, by a loop over a memory map and by the reader, in turns.
+
+    Before each the page cache is told to forget the file. With fio there is what the disk gives for reads of
+    as many bytes, so many at once as the reader has threads.
+    """
+    file = StoreFile(path)
+    header = file.header
+    random = np.random.default_rng(0)
+    block = up_to(header.row_bytes, BLOCK)
+    found: dict[str, list[float]] = {"mmap": [], "reader": [], "fio": []}
+    rows_UR = np.empty((tokens, header.codec.row_bytes), np.uint8)
+    file.read(np.arange(tokens), rows_UR)  # threads begin
+    for _ in range(rounds):
+        ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
+        forget(path)
+        found["mmap"].append(_seconds(lambda: _mapped(path, header, ids, rows_UR)))  # noqa: B023
+        forget(path)
+        found["reader"].append(_seconds(lambda: file.read(ids, rows_UR)))  # noqa: B023
+        if (rate := _fio(path, block)) is not None:
+            found["fio"].append(tokens / rate)
+    seconds = {name: statistics.median(times) for name, times in found.items() if times}
+    ours = seconds["reader"]
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        "direct": file.is_direct,
+        "block": block,
+        "seconds": seconds,
+        "over_mmap": seconds["mmap"] / ours,
+        "over_fio": seconds["fio"] / ours if "fio" in seconds else None,
+        "megabytes_per_s": tokens * block / ours / 1e6,
+    }
+
+
+def _mapped(path: Path, header: Header, ids: np.ndarray, into_UR: np.ndarray) -> None:
+    mapped, size = np.memmap(path, np.uint8, "r"), header.codec.row_bytes
+    for row, at in zip(into_UR, header.row_at(ids).tolist(), strict=True):
+        row[:] = mapped[at : at + size]
+
+
+def forget(path: Path) -> None:
+    """Asks the system to have nothing of a file in its cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _fio(path: Path, block: int) -> float | None:
+    """Reads a second at random places, or None without fio."""
+    if shutil.which("fio") is None:
+        return None
+    command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", f"--bs={block}", "--direct=1"]
+    command += ["--ioengine=libaio", f"--iodepth={THREADS}", "--norandommap", "--randrepeat=0", "--readonly"]
+    command += [f"--runtime={_FIO_SECONDS}", "--time_based", "--output-format=json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return json.loads(done.stdout)["jobs"][0]["read"]["iops"] if done.returncode == 0 else None
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Tokens a second of `generate` with tables as trained, with packed rows, and from a warm store."""
+    torch.manual_seed(0)
+    model = TideForCausalLM(TideConfig.from_preset(preset)).eval()
+    pack(model, folder, Form(bits))
+    models = {"tables": model}
+    for place in ("device", "store"):
+        models[place] = TideForCausalLM.from_pretrained(folder, memory=place, memory_cache_bytes=1 << 40)
+    prompt = torch.randint(model.config.vocab_size, (1, 16), generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    found: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(rounds + 1):
+        for name, each in models.items():
+            taken = _seconds(lambda: each.generate(prompt, pad_token_id=0, **options))  # noqa: B023
+            if turn:  # the first fills the cache
+                found[name].append(tokens / taken)
+    rates = {name: statistics.median(each) for name, each in found.items()}
+    return {
+        "preset": preset,
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_s": rates,
+        "over_tables": rates["store"] / rates["tables"],
+        "over_device": rates["store"] / rates["device"],
+    }

@@ -1,0 +1,83 @@
+"""What smaller forms of the tables cost: bytes against perplexity, and against loss by frequency."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tide_lm.compress.encode import Encoder, Form
+from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.subject import Subject
+from tide_lm.model import TideForCausalLM
+from tide_lm.stored_memory import StoredMemory
+
+_SHARES = (0.75, 0.5, 0.25)
+FORMS = (
+    *(Form(bits) for bits in (16, 8, 4, 3, 2)),
+    *(Form(16, rank=share) for share in _SHARES),
+    *(Form(16, rank=share, blocks="joint") for share in _SHARES),
+    Form(16, rank=0.5, weighted=True),
+    Form(16, rank=0.5, blocks="uneven"),
+    Form(16, rank=0.5, blocks="uneven", weighted=True),
+    Form(16, rank=0.5, blocks="joint", weighted=True),
+    *(Form(bits, rank=0.5, blocks="joint") for bits in (8, 4)),
+)
+
+
+def measure(
+    subject: Subject,
+    forms: Sequence[Form],
+    texts: Mapping[str, Path],
+    windows: Windows,
+    text_field: str = "text",
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Perplexity of each text with the tables as they are, and in each form.
+
+    `bytes` are those of a store, and `relative_bytes` those over the tables in 16 bits.
+    """
+    model, counts = subject.tide, subject.frequencies
+    tables = model.model.tables
+    assert tables is not None
+
+    def read() -> dict[str, Any]:
+        found = {}
+        for name, path in texts.items():
+            result = perplexity(model, subject.tokenizer, path, windows, counts, text_field)
+            found[name] = {
+                key: result[key] for key in ("perplexity", "loss", "loss_by_decile") if key in result
+            }
+        return found
+
+    tell("as trained")
+    whole, records = read(), []
+    for form in forms:
+        tell(str(form))
+        packed, size = _packed(model, form, subject)
+        model.model.memory = packed
+        try:
+            records.append(
+                {
+                    "form": str(form),
+                    **asdict(form),
+                    "bytes": size,
+                    "relative_bytes": size / (2 * tables.weight.numel()),
+                    "texts": read(),
+                }
+            )
+        finally:
+            model.model.memory = tables
+    return {"as_trained": whole, "forms": records}
+
+
+def _packed(model: TideForCausalLM, form: Form, subject: Subject) -> tuple[StoredMemory, int]:
+    """The memory in a form, on the model's device, and its bytes in a store."""
+    tables = model.model.tables
+    assert tables is not None
+    counts_V = None if subject.frequencies is None else subject.frequencies.counts_V
+    encoder = Encoder(tables, form, "0" * 64, counts_V)
+    memory = StoredMemory(*tables.weight.shape)
+    memory.hold(encoder.header, encoder.sections, torch.cat(list(encoder.rows())))
+    return memory.eval(), encoder.header.file_bytes

@@ -1,0 +1,68 @@
+"""What forms cost: that it is measured with the rows of a form, and that the model is as before."""
+
+import pytest
+import torch
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.measure import FORMS, measure
+from tide_lm.compress.pack import pack
+from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.subject import open_subject
+from tide_lm.model import TideForCausalLM
+
+
+@pytest.fixture(scope="module")
+def subject(trained):
+    return open_subject(str(trained))
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("every layer knows the token beneath the context. " * 20)
+    return {"mine": path}
+
+
+def test_a_form_costs_what_the_packed_model_loses(subject, text, tmp_path):
+    found = measure(subject, [Form(2), Form(8, rank=0.5, blocks="joint")], text, Windows(32, 16))
+    assert found["as_trained"]["mine"]["perplexity"] == pytest.approx(
+        perplexity(subject.model, subject.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
+    )
+    for number, (record, form) in enumerate(
+        zip(found["forms"], (Form(2), Form(8, rank=0.5, blocks="joint")), strict=True)
+    ):
+        header = pack(subject.tide, tmp_path / str(number), form, subject.bins.counts_V)
+        assert record["bytes"] == header.file_bytes == (tmp_path / str(number) / "memory.tide").stat().st_size
+        packed = TideForCausalLM.from_pretrained(tmp_path / str(number)).to(subject.model.device)
+        same = perplexity(packed, subject.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
+        assert record["texts"]["mine"]["perplexity"] == pytest.approx(same, rel=1e-6)
+        assert len(record["texts"]["mine"]["loss_by_decile"]) == 10
+        assert same != found["as_trained"]["mine"]["perplexity"]
+
+
+def test_the_model_is_as_it_was_even_after_an_error(subject, text, monkeypatch):
+    memory = subject.tide.model.memory
+    measure(subject, [Form(8)], text, Windows(32, 16))
+    assert subject.tide.model.memory is memory
+    calls = iter(range(9))
+
+    def fail_later(*arguments):
+        if next(calls):
+            raise KeyboardInterrupt
+        return {"perplexity": 1.0, "loss": 0.0}
+
+    monkeypatch.setattr("tide_lm.compress.measure.perplexity", fail_later)
+    with pytest.raises(KeyboardInterrupt):
+        measure(subject, [Form(8)], text, Windows(32, 16))
+    assert subject.tide.model.memory is memory
+
+
+def test_all_forms_have_names_of_their_own_and_can_be_encoded(subject):
+    from tide_lm.compress.measure import _packed
+
+    assert len({str(form) for form in FORMS}) == len(FORMS)
+    for form in FORMS:
+        memory, size = _packed(subject.tide, form, subject)
+        rows = memory(torch.arange(9, device=subject.model.device)[None])[0]
+        assert rows.isfinite().all()
+        assert size > 2**16
