@@ -62,7 +62,7 @@ class StoredMemory(nn.Module):
         bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
         for start in range(0, self.vocab_size, _AT_ONCE):
             some = bytes_VR[start : start + _AT_ONCE]
-            file.read(np.arange(start, start + len(some)), some)
+            some[:] = file.read(np.arange(start, start + len(some)))
         if place is Place.device:
             self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:

@@ -18,10 +18,10 @@ from tide_lm.compress.pack import pack
 from tide_lm.config import ModelConfig
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
-from tide_lm.store.reader import THREADS, StoreFile
+from tide_lm.store.reader import StoreFile
 
 _AT_ONCE = 4096
-_FIO_SECONDS = 3
+_FIO_SECONDS, _FIO_DEPTH = 3, 16
 
 
 def random_store(path: Path, model: ModelConfig, bits: int, seed: int = 0) -> Header:
@@ -47,21 +47,20 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Seconds for the rows of so many tokens, by a loop over a memory map and by the reader, in turns.
 
     Before each the page cache is told to forget the file. With fio there is what the disk gives for reads of
-    as many bytes, so many at once as the reader has threads.
+    as many bytes, 16 at once.
     """
     file = StoreFile(path)
     header = file.header
     random = np.random.default_rng(0)
     block = up_to(header.row_bytes, BLOCK)
     found: dict[str, list[float]] = {"mmap": [], "reader": [], "fio": []}
-    rows_UR = np.empty((tokens, header.codec.row_bytes), np.uint8)
-    file.read(np.arange(tokens), rows_UR)  # threads begin
+    file.read(np.arange(tokens))  # what it needs is made
     for _ in range(rounds):
         ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
         forget(path)
-        found["mmap"].append(_seconds(lambda: _mapped(path, header, ids, rows_UR)))  # noqa: B023
+        found["mmap"].append(_seconds(lambda: _mapped(path, header, ids)))  # noqa: B023
         forget(path)
-        found["reader"].append(_seconds(lambda: file.read(ids, rows_UR)))  # noqa: B023
+        found["reader"].append(_seconds(lambda: file.read(ids)))  # noqa: B023
         if (rate := _fio(path, block)) is not None:
             found["fio"].append(tokens / rate)
     seconds = {name: statistics.median(times) for name, times in found.items() if times}
@@ -78,10 +77,9 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _mapped(path: Path, header: Header, ids: np.ndarray, into_UR: np.ndarray) -> None:
+def _mapped(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
     mapped, size = np.memmap(path, np.uint8, "r"), header.codec.row_bytes
-    for row, at in zip(into_UR, header.row_at(ids).tolist(), strict=True):
-        row[:] = mapped[at : at + size]
+    return np.stack([mapped[at : at + size] for at in header.row_at(ids).tolist()])
 
 
 def forget(path: Path) -> None:
@@ -100,7 +98,13 @@ def _fio(path: Path, block: int) -> float | None:
     if shutil.which("fio") is None:
         return None
     command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", f"--bs={block}", "--direct=1"]
-    command += ["--ioengine=libaio", f"--iodepth={THREADS}", "--norandommap", "--randrepeat=0", "--readonly"]
+    command += [
+        "--ioengine=libaio",
+        f"--iodepth={_FIO_DEPTH}",
+        "--norandommap",
+        "--randrepeat=0",
+        "--readonly",
+    ]
     command += [f"--runtime={_FIO_SECONDS}", "--time_based", "--output-format=json"]
     done = subprocess.run(command, capture_output=True, text=True)
     return json.loads(done.stdout)["jobs"][0]["read"]["iops"] if done.returncode == 0 else None

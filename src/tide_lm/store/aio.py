@@ -5,7 +5,6 @@ Threads would do the same, but each of them waits for Python's lock after every 
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
 import sys
@@ -37,44 +36,35 @@ _EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("mor
 
 
 class AsyncReads:
-    """`slots` of so many bytes each, that reads go to. It is of one thread.
+    """Up to `depth` reads that are under way, of one thread. OSError where the system has no such reads."""
 
-    OSError where the system has no such reads.
-    """
-
-    def __init__(self, slots: int, slot_bytes: int) -> None:
+    def __init__(self, depth: int) -> None:
         if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
             raise OSError(errno.ENOSYS, "no asynchronous reads on this system")
         setup, destroy, self._submit, self._events = _CALLS[platform.machine()]
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.depth, self._libc = depth, ctypes.CDLL(None, use_errno=True)
         self._context = ctypes.c_ulong(0)
-        self._call(setup, ctypes.c_ulong(slots), ctypes.byref(self._context))
-        weakref.finalize(self, self._libc.syscall, ctypes.c_long(destroy), self._context)
-        pages = mmap.mmap(-1, slots * slot_bytes)
-        self.slots_SB = np.frombuffer(pages, np.uint8).reshape(slots, slot_bytes)
-        self._requests_S, self._events_S = np.zeros(slots, _REQUEST), np.zeros(slots, _EVENT)
-        self._requests_S["data"] = np.arange(slots)
-        self._requests_S["buffer"] = self.slots_SB.ctypes.data + np.arange(slots) * slot_bytes
-        self._pointers_S = self._requests_S.ctypes.data + np.arange(slots) * _REQUEST.itemsize
+        self._call(setup, ctypes.c_ulong(depth), ctypes.byref(self._context))
+        self.close = weakref.finalize(self, self._libc.syscall, ctypes.c_long(destroy), self._context)
+        self._events_S = np.zeros(depth, _EVENT)
 
-    def begin(self, descriptor: int, first: int, offsets: np.ndarray, sizes: np.ndarray) -> int:
-        """Begins to read into slots from the `first` on; returns for how many the system has room now.
-
-        That is at least one if no other read is under way.
-        """
-        count = len(offsets)
-        requests = self._requests_S[first : first + count]
-        requests["file"], requests["offset"], requests["bytes"] = descriptor, offsets, sizes
-        pointers = ctypes.c_void_p(self._pointers_S[first:].ctypes.data)
-        try:
-            return self._call(self._submit, self._context, ctypes.c_long(count), pointers)
-        except BlockingIOError:
-            if not first:
-                raise
-            return 0
+    def begin(
+        self, descriptor: int, first: int, addresses: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
+    ) -> int:
+        """Begins reads that are numbered from `first` on; returns for how many the system has room now."""
+        requests = np.zeros(len(offsets), _REQUEST)
+        requests["data"], requests["file"] = first + np.arange(len(offsets)), descriptor
+        requests["buffer"], requests["offset"], requests["bytes"] = addresses, offsets, sizes
+        pointers = requests.ctypes.data + np.arange(len(offsets)) * _REQUEST.itemsize
+        return self._call(
+            self._submit,
+            self._context,
+            ctypes.c_long(len(offsets)),
+            ctypes.c_void_p(pointers.ctypes.data),
+        )
 
     def done(self) -> tuple[np.ndarray, np.ndarray]:
-        """Waits for a read that was begun: the slots of those that have ended, and the bytes of each.
+        """Waits for a read that was begun: the numbers of those that have ended, and the bytes of each.
 
         Below 0, these are the number of an error.
         """

@@ -8,7 +8,6 @@ import time
 import weakref
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +17,9 @@ import numpy as np
 from tide_lm.store.aio import AsyncReads
 from tide_lm.store.format import BLOCK, HEADER_BYTES, StoreError, read_header, read_section, up_to
 
-THREADS = 16  # that read, where the system has no asynchronous reads
-_AT_ONCE = 512  # reads that are begun, where it has
+THREADS = 16  # that read, each one row after the other
+_BEGINNERS = 4  # threads where the system has asynchronous reads: each has so many under way
+_AT_ONCE = 1024
 _ALONE = 2  # so few rows are not worth handing over
 
 
@@ -56,83 +56,122 @@ class StoreFile:
         except OSError as error:
             raise StoreError(f"{path} cannot be read as a store: {error.strerror}") from error
         weakref.finalize(self, os.close, self._descriptor)
+        self.is_async = self.is_direct and _has_async_reads()  # in the page cache they are no faster
         self._own = threading.local()
 
-    def read(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
+    def read(self, tokens_U: np.ndarray) -> np.ndarray:
         """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
-        if len(tokens_U) <= _ALONE:
-            self._read_each(tokens_U, into_UR)
-        elif (reads := self._async_reads()) is not None:
-            for start in range(0, len(tokens_U), _AT_ONCE):
-                self._read_at_once(reads, tokens_U[start : start + _AT_ONCE], into_UR[start:])
-        else:
-            cuts = np.linspace(0, len(tokens_U), min(self._threads.count, len(tokens_U)) + 1).astype(int)
-            parts = [slice(*cut) for cut in pairwise(cuts)]
-            begun = [self._threads().submit(self._read_each, tokens_U[part], into_UR[part]) for part in parts]
-            for each in begun:
-                each.result()
-
-    def _async_reads(self) -> AsyncReads | None:
-        """Those of this thread and process, if the system has them."""
-        if not self.is_direct:  # of what is in the page cache they are no faster
-            return None
-        if getattr(self._own, "process", 0) != os.getpid():
-            self._own.process, self._own.reads = os.getpid(), None
-            with suppress(OSError):
-                self._own.reads = AsyncReads(_AT_ONCE, up_to(self.header.row_bytes + BLOCK, BLOCK))
-        return self._own.reads
-
-    def _read_at_once(self, reads: AsyncReads, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
-        at_U, size = self.header.row_at(tokens_U), self.header.row_bytes
+        row_bytes = self.header.row_bytes
+        at_U = self.header.row_at(tokens_U)
         within_U = at_U % BLOCK
-        sizes_U = -(-(within_U + size) // BLOCK) * BLOCK
-        begun = ended = 0
-        failed: StoreError | None = None
-        while ended < (begun if failed else len(tokens_U)):
-            if begun < len(tokens_U) and not failed:
-                try:
-                    begun += reads.begin(self._descriptor, begun, (at_U - within_U)[begun:], sizes_U[begun:])
-                except OSError as error:
-                    failed = StoreError(f"{self.path}: rows cannot be read: {error.strerror}")
-                    continue
-            slots, results = reads.done()
-            ended += len(slots)
-            for slot, found in zip(slots.tolist(), results.tolist(), strict=True):
-                try:
-                    token, start = int(tokens_U[slot]), int(within_U[slot])
-                    into_UR[slot] = self._checked(token, reads.slots_SB[slot], start, found)
-                except StoreError as error:
-                    failed = error  # told when all that was begun has ended, for its memory is used again
-        if failed:
-            raise failed
+        batch = _Batch(
+            self._descriptor,
+            _pages(len(tokens_U), up_to(row_bytes + int(within_U.max(initial=0)), BLOCK)),
+            at_U - within_U,
+            -(-(within_U + row_bytes) // BLOCK) * BLOCK,
+            within_U,
+            within_U + row_bytes - 4,
+        )
+        if len(tokens_U) <= _ALONE:
+            batch.read_each(slice(0, len(tokens_U)))
+        else:
+            threads = _BEGINNERS if self.is_async else self._threads.count
+            cuts = np.linspace(0, len(tokens_U), min(threads, len(tokens_U)) + 1).astype(int)
+            list(self._threads().map(lambda cut: self._read_part(batch, slice(*cut)), pairwise(cuts)))
+        self._check(tokens_U, batch)
+        if not within_U.any():
+            return batch.blocks_UB[:, : row_bytes - 4]
+        rows = zip(batch.blocks_UB, within_U.tolist(), strict=True)
+        return np.stack([blocks[start : start + row_bytes - 4] for blocks, start in rows])
 
-    def _read_each(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
-        header, size = self.header, self.header.row_bytes
-        if not hasattr(self._own, "blocks"):
-            pages = mmap.mmap(-1, size + 2 * BLOCK)  # whole ones, as direct reads need it
-            self._own.blocks = np.frombuffer(pages, np.uint8)
-        blocks = self._own.blocks
-        for token, at, row in zip(tokens_U.tolist(), header.row_at(tokens_U).tolist(), into_UR, strict=True):
-            within = at % BLOCK
-            try:
-                found = os.preadv(self._descriptor, [blocks[: up_to(within + size, BLOCK)]], at - within)
-            except OSError as error:
-                found = -(error.errno or errno.EIO)
-            row[:] = self._checked(token, blocks, within, found)
+    def _read_part(self, batch: "_Batch", part: slice) -> None:
+        if not self.is_async:
+            batch.read_each(part)
+            return
+        if getattr(self._own, "process", 0) != os.getpid():
+            self._own.reads, self._own.process = AsyncReads(_AT_ONCE), os.getpid()
+        try:
+            batch.read_at_once(self._own.reads, part)
+        except BaseException:
+            self._own.process = 0
+            self._own.reads.close()  # which waits for what is under way: its memory is not ours after this
+            raise
 
-    def _checked(self, token: int, blocks: np.ndarray, start: int, found: int) -> np.ndarray:
-        """The row without its checksum; `found` bytes were read, or below 0 it is the number of an error."""
+    def _check(self, tokens_U: np.ndarray, batch: "_Batch") -> None:
+        places_U4 = batch.end_U[:, None] + np.arange(4)
+        sums_U = np.take_along_axis(batch.blocks_UB, places_U4, 1).view("<u4")[:, 0]
+        wrong_U = (batch.found_U < batch.end_U + 4) | (batch.sums_U != sums_U)
+        if not wrong_U.any():
+            return
+        first = int(wrong_U.argmax())
+        row, found = f"{self.path}: the row of token {tokens_U[first]}", int(batch.found_U[first])
         if found < 0:
-            why = os.strerror(-found)
-            raise StoreError(f"{self.path}: the row of token {token} cannot be read: {why}")
-        end = start + self.header.row_bytes
-        row, sum_4 = blocks[start : end - 4], blocks[end - 4 : end]
-        if found < end or zlib.crc32(row.data) != int.from_bytes(sum_4.tobytes(), "little"):
-            raise StoreError(
-                f"{self.path}: the row of token {token} is damaged or cut off: copy the file again, or "
-                "pack it again with `tide-lm pack`"
-            )
-        return row
+            raise StoreError(f"{row} cannot be read: {os.strerror(-found)}")
+        raise StoreError(
+            f"{row} is damaged or cut off: copy the file again, or pack it again with `tide-lm pack`"
+        )
+
+
+class _Batch:
+    """Reads of whole blocks, each into its own; what they found, bytes or below 0 an error, and checksums."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        blocks_UB: np.ndarray,
+        at_U: np.ndarray,
+        size_U: np.ndarray,
+        start_U: np.ndarray,
+        end_U: np.ndarray,
+    ) -> None:
+        self.descriptor, self.blocks_UB, self.at_U, self.size_U = descriptor, blocks_UB, at_U, size_U
+        self.start_U, self.end_U = start_U, end_U
+        self.found_U, self.sums_U = np.zeros_like(at_U), np.zeros(len(at_U), np.uint32)
+        self._bytes, self._width = blocks_UB.reshape(-1).data, blocks_UB.shape[1]
+
+    def read_each(self, part: slice) -> None:
+        """One after the other."""
+        for place in range(part.start, part.stop):
+            start = place * self._width
+            blocks = self._bytes[start : start + int(self.size_U[place])]
+            try:
+                self.found_U[place] = os.preadv(self.descriptor, [blocks], int(self.at_U[place]))
+            except OSError as error:
+                self.found_U[place] = -(error.errno or errno.EIO)
+            self._sum(place)
+
+    def read_at_once(self, reads: AsyncReads, part: slice) -> None:
+        """As many as can be begun; those that have ended are summed up meanwhile."""
+        addresses_U = self.blocks_UB.ctypes.data + np.arange(len(self.at_U)) * self._width
+        begun = ended = part.start
+        stop = part.stop
+        while ended < stop:
+            some = slice(begun, min(stop, ended + reads.depth))
+            if begun < some.stop:
+                where = addresses_U[some], self.at_U[some], self.size_U[some]
+                try:
+                    begun += reads.begin(self.descriptor, begun, *where)
+                except OSError as error:
+                    if begun == ended or not isinstance(error, BlockingIOError):
+                        self.found_U[begun:stop], stop = -(error.errno or errno.EIO), begun
+                        continue
+            places, found = reads.done()
+            ended += len(places)
+            self.found_U[places] = found
+            for place in places.tolist():
+                self._sum(place)
+
+    def _sum(self, place: int) -> None:
+        start = place * self._width
+        row = self._bytes[start + int(self.start_U[place]) : start + int(self.end_U[place])]
+        self.sums_U[place] = zlib.crc32(row)
+
+
+def _pages(rows: int, size: int) -> np.ndarray:
+    """Memory for so many reads, at an address as direct reads need it."""
+    raw = np.empty(rows * size + mmap.PAGESIZE, np.uint8)
+    shift = -raw.ctypes.data % mmap.PAGESIZE
+    return raw[shift : shift + rows * size].reshape(rows, size)
 
 
 def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
@@ -149,6 +188,14 @@ def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
         except OSError:
             os.close(again)
     return os.dup(descriptor), False
+
+
+def _has_async_reads() -> bool:
+    try:
+        AsyncReads(_AT_ONCE).close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass
@@ -214,7 +261,6 @@ class StoredRows:
         return rows
 
     def _read(self, tokens: np.ndarray) -> np.ndarray:
-        rows = np.empty((len(tokens), self.file.header.codec.row_bytes), np.uint8)
-        self.file.read(tokens, rows)
-        self.counters.bytes += rows.nbytes
+        rows = self.file.read(tokens)
+        self.counters.bytes += rows.size
         return rows
