@@ -8,6 +8,7 @@ import time
 import weakref
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -85,11 +86,14 @@ class StoreFile:
         return np.stack([blocks[start : start + row_bytes - 4] for blocks, start in rows])
 
     def _read_part(self, batch: "_Batch", part: slice) -> None:
-        if not self.is_async:
+        if getattr(self._own, "process", 0) != os.getpid():
+            self._own.process, self._own.reads = os.getpid(), None
+            if self.is_async:
+                with suppress(OSError):  # a system has only so many
+                    self._own.reads = AsyncReads(_AT_ONCE)
+        if self._own.reads is None:
             batch.read_each(part)
             return
-        if getattr(self._own, "process", 0) != os.getpid():
-            self._own.reads, self._own.process = AsyncReads(_AT_ONCE), os.getpid()
         try:
             batch.read_at_once(self._own.reads, part)
         except BaseException:
