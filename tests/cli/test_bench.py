@@ -1,4 +1,4 @@
-"""`tide-lm bench train` on a CPU: the numbers are not judged, only that they are there and fit."""
+"""`tide-lm bench` on a CPU: the numbers are not judged, only that they are there and fit."""
 
 import json
 import re
@@ -87,3 +87,33 @@ def test_an_unknown_preset_is_named():
 
 def test_a_folder_to_write_is_named_before_anything_is_timed(tmp_path):
     assert "is a folder: name a file in it" in refused("base-1b", "--out", str(tmp_path))
+
+
+def test_a_store_is_timed_and_removed(tmp_path):
+    place, out = tmp_path / "disk", tmp_path / "store.json"
+    place.mkdir()
+    options = ["tide-4e-tiny", "--decode", "tide-4e-tiny", "--tokens", "50", "--rounds", "1", "--bits", "8"]
+    done = CliRunner().invoke(
+        commands(), ["bench", "store", *options, "--folder", str(place), "--out", str(out), "--json"]
+    )
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found == json.loads(done.stdout)
+    assert found["read"]["seconds"].keys() >= {"mmap", "reader"}
+    assert found["decode"]["tokens_per_s"].keys() == {"tables", "device", "store"}
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["base-tiny"], "a base model has no store"),
+        (["tide-4e-tiny", "--bits", "5"], "bits is 5"),
+        (["tide-4e-tiny", "--tokens", "99999"], "has 4096: give fewer"),
+        (["no-such"], "no-such"),
+    ],
+)
+def test_what_has_no_store_is_refused(arguments, said):
+    done = CliRunner().invoke(commands(), ["bench", "store", *arguments])
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.replace("│", " ").split())
