@@ -83,11 +83,8 @@ class EmbeddingMemory(nn.Module):
         return range(len(self.weight))
 
     def forward(self, input_ids_BT: torch.Tensor) -> Memory:
-        return Memory(self.rows_of(input_ids_BT.flatten()))
-
-    def rows_of(self, ids_U: torch.Tensor) -> torch.Tensor:
-        rows = nn.functional.embedding(ids_U, self.weight.flatten(1))
-        return self.norm(rows.unflatten(-1, self.weight.shape[1:]))
+        rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
+        return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
 
     def resize(self, vocab_size: int, std: float) -> None:
         """Keeps the first tokens' rows; rows that are added are drawn.

@@ -19,21 +19,21 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "tri
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes under a temporary name, syncs, then renames."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with _written_whole(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def copy_atomically(source: Path, path: Path) -> None:
     """Copies a file under a temporary name, syncs, then renames."""
+    with _written_whole(path) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+@contextmanager
+def _written_whole(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        shutil.copyfile(source, temporary)
+        yield temporary
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)

@@ -62,7 +62,7 @@ def test_all_forms_have_names_of_their_own_and_can_be_encoded(subject):
 
     assert len({str(form) for form in FORMS}) == len(FORMS)
     for form in FORMS:
-        memory, size = _packed(subject.tide, form, subject)
+        memory, size = _packed(subject.tide.model.tables, form, subject.bins.counts_V)
         rows = memory(torch.arange(9, device=subject.model.device)[None])[0]
         assert rows.isfinite().all()
         assert size > 2**16

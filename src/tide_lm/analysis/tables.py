@@ -12,19 +12,26 @@ import torch
 from tide_lm.data.frequency import COMMON, RARE
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
+from tide_lm.stored_memory import StoredMemory
 
 CHUNK = 4096
 NEIGHBOURS = 10
 
 
 def directions(model: TideForCausalLM, table: int, ids: torch.Tensor) -> torch.Tensor:
-    """Unit rows of E (table 0) or of M_k (table k, from 1), as layers receive them: with their gain."""
+    """Unit rows of E (table 0) or of M_k (table k, from 1), as layers receive them: with their gain.
+
+    The norm before the gain changes no direction.
+    """
     if table == 0:
         rows_ND = model.get_input_embeddings().weight[ids].float()
     else:
         memory = model.model.memory
         assert memory is not None
-        rows_ND = memory.rows_of(ids)[:, table - 1].float()
+        if isinstance(memory, StoredMemory):  # whose rows come whole
+            rows_ND = memory.rows_of(ids)[:, table - 1]
+        else:
+            rows_ND = memory.weight[ids, table - 1].float() * memory.norm.weight[table - 1].float()
     if not rows_ND.isfinite().all():
         raise ValueError(f"{names(model)[table]} has rows that are not finite: its weights are damaged")
     return torch.nn.functional.normalize(rows_ND, dim=-1)

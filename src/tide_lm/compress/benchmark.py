@@ -57,9 +57,9 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     file.read(np.arange(tokens))  # what it needs is made
     for _ in range(rounds):
         ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
-        forget(path)
+        _forget(path)
         found["mmap"].append(_seconds(lambda: _mapped(path, header, ids)))  # noqa: B023
-        forget(path)
+        _forget(path)
         found["reader"].append(_seconds(lambda: file.read(ids)))  # noqa: B023
         if (rate := _fio(path, block)) is not None:
             found["fio"].append(tokens / rate)
@@ -82,7 +82,7 @@ def _mapped(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
     return np.stack([mapped[at : at + size] for at in header.row_at(ids).tolist()])
 
 
-def forget(path: Path) -> None:
+def _forget(path: Path) -> None:
     """Asks the system to have nothing of a file in its cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -59,10 +59,9 @@ class Form:
 
 def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
     """What layers receive, U x K x D at once, in the order of tokens: with norm and gain, in float32."""
-    gain, eps = memory.norm.weight.detach().float(), memory.norm.eps
     for start in range(0, len(memory.weight), _AT_ONCE):
-        raw_UKD = memory.weight.detach()[start : start + _AT_ONCE].float()
-        rows_UKD = gain * (raw_UKD * torch.rsqrt(raw_UKD.square().mean(-1, keepdim=True) + eps))
+        with torch.no_grad():
+            rows_UKD = memory.norm(memory.weight[start : start + _AT_ONCE].float())
         if not (finite := rows_UKD.isfinite().all(-1)).all():
             row, block = (~finite).nonzero()[0].tolist()
             raise ValueError(

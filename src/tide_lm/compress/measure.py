@@ -5,12 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tide_lm.compress.encode import Encoder, Form
 from tide_lm.evaluate.perplexity import Windows, perplexity
 from tide_lm.evaluate.subject import Subject
-from tide_lm.model import TideForCausalLM
+from tide_lm.model import EmbeddingMemory
 from tide_lm.stored_memory import StoredMemory
 
 _SHARES = (0.75, 0.5, 0.25)
@@ -55,7 +56,7 @@ def measure(
     whole, records = read(), []
     for form in forms:
         tell(str(form))
-        packed, size = _packed(model, form, subject)
+        packed, size = _packed(tables, form, None if counts is None else counts.counts_V)
         model.model.memory = packed
         try:
             records.append(
@@ -72,11 +73,8 @@ def measure(
     return {"as_trained": whole, "forms": records}
 
 
-def _packed(model: TideForCausalLM, form: Form, subject: Subject) -> tuple[StoredMemory, int]:
-    """The memory in a form, on the model's device, and its bytes in a store."""
-    tables = model.model.tables
-    assert tables is not None
-    counts_V = None if subject.frequencies is None else subject.frequencies.counts_V
+def _packed(tables: EmbeddingMemory, form: Form, counts_V: np.ndarray | None) -> tuple[StoredMemory, int]:
+    """The memory in a form, on the device of its tables, and its bytes in a store."""
     encoder = Encoder(tables, form, "0" * 64, counts_V)
     memory = StoredMemory(*tables.weight.shape)
     memory.hold(encoder.header, encoder.sections, torch.cat(list(encoder.rows())))

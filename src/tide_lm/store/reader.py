@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tide_lm.store.aio import AsyncReads
-from tide_lm.store.format import BLOCK, HEADER_BYTES, StoreError, read_header, read_section, up_to
+from tide_lm.store.format import BLOCK, HEADER_BYTES, StoreError, read_header, read_section
 
 THREADS = 16  # that read, each one row after the other
 _BEGINNERS = 4  # threads where the system has asynchronous reads: each has so many under way
@@ -44,8 +44,8 @@ class StoreFile:
     The file that was opened is read to the end, whatever takes its name meanwhile.
     """
 
-    def __init__(self, path: Path, threads: int = THREADS, direct: bool = True) -> None:
-        self.path, self._threads = path, _Threads(threads, "tide-store")
+    def __init__(self, path: Path, direct: bool = True) -> None:
+        self.path, self._threads = path, _Threads(THREADS, "tide-store")
         try:
             with path.open("rb", buffering=0) as file:
                 self.header = read_header(file, os.fstat(file.fileno()).st_size)
@@ -62,17 +62,7 @@ class StoreFile:
 
     def read(self, tokens_U: np.ndarray) -> np.ndarray:
         """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
-        row_bytes = self.header.row_bytes
-        at_U = self.header.row_at(tokens_U)
-        within_U = at_U % BLOCK
-        batch = _Batch(
-            self._descriptor,
-            _pages(len(tokens_U), up_to(row_bytes + int(within_U.max(initial=0)), BLOCK)),
-            at_U - within_U,
-            -(-(within_U + row_bytes) // BLOCK) * BLOCK,
-            within_U,
-            within_U + row_bytes - 4,
-        )
+        batch = _Batch(self._descriptor, self.header.row_at(tokens_U), self.header.row_bytes)
         if len(tokens_U) <= _ALONE:
             batch.read_each(slice(0, len(tokens_U)))
         else:
@@ -80,10 +70,7 @@ class StoreFile:
             cuts = np.linspace(0, len(tokens_U), min(threads, len(tokens_U)) + 1).astype(int)
             list(self._threads().map(lambda cut: self._read_part(batch, slice(*cut)), pairwise(cuts)))
         self._check(tokens_U, batch)
-        if not within_U.any():
-            return batch.blocks_UB[:, : row_bytes - 4]
-        rows = zip(batch.blocks_UB, within_U.tolist(), strict=True)
-        return np.stack([blocks[start : start + row_bytes - 4] for blocks, start in rows])
+        return batch.rows()
 
     def _read_part(self, batch: "_Batch", part: slice) -> None:
         if getattr(self._own, "process", 0) != os.getpid():
@@ -119,19 +106,22 @@ class StoreFile:
 class _Batch:
     """Reads of whole blocks, each into its own; what they found, bytes or below 0 an error, and checksums."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        blocks_UB: np.ndarray,
-        at_U: np.ndarray,
-        size_U: np.ndarray,
-        start_U: np.ndarray,
-        end_U: np.ndarray,
-    ) -> None:
-        self.descriptor, self.blocks_UB, self.at_U, self.size_U = descriptor, blocks_UB, at_U, size_U
-        self.start_U, self.end_U = start_U, end_U
+    def __init__(self, descriptor: int, at_U: np.ndarray, row_bytes: int) -> None:
+        self.start_U = at_U % BLOCK  # of the row, in its blocks
+        self.end_U = self.start_U + row_bytes - 4  # where its checksum begins
+        self.descriptor, self.at_U = descriptor, at_U - self.start_U
+        self.size_U = -(-(self.end_U + 4) // BLOCK) * BLOCK
+        self.blocks_UB = _pages(len(at_U), int(self.size_U.max(initial=row_bytes)))
         self.found_U, self.sums_U = np.zeros_like(at_U), np.zeros(len(at_U), np.uint32)
-        self._bytes, self._width = blocks_UB.reshape(-1).data, blocks_UB.shape[1]
+        self._bytes, self._width = self.blocks_UB.reshape(-1).data, self.blocks_UB.shape[1]
+        self._row_bytes = row_bytes - 4
+
+    def rows(self) -> np.ndarray:
+        """Without their checksums; where all begin with their blocks, nothing is copied."""
+        if not self.start_U.any():
+            return self.blocks_UB[:, : self._row_bytes]
+        places = zip(self.blocks_UB, self.start_U.tolist(), self.end_U.tolist(), strict=True)
+        return np.stack([blocks[start:end] for blocks, start, end in places])
 
     def read_each(self, part: slice) -> None:
         """One after the other."""
