@@ -156,7 +156,7 @@ def _fitted_scales(groups_UGn: torch.Tensor, levels: torch.Tensor) -> torch.Tens
     if len(levels) == 256:  # so many that no number has to be cut off
         return largest
     best, most = torch.zeros_like(largest), torch.zeros_like(largest)
-    near = levels[_nearest(_GRID, torch.ones(()), levels)].to(levels.device)
+    near = levels[_nearest(_GRID.to(levels.device), torch.ones_like(levels[0]), levels)]
     for share in _SHARES:
         steps = (groups_UGn * (_FINE / _or_one(largest * share))).clamp(-_WIDE, _WIDE)
         chosen = near[(steps + (_WIDE + 0.5)).int()]
