@@ -88,11 +88,9 @@ def test_a_lower_rank_loses_least_of_all_planes(memory):
 def test_weights_favour_frequent_tokens(memory):
     counts = np.ones(len(memory.weight), np.int64)
     counts[:6] = 10**6
-    evenly, weighted = (
-        error(memory, Form(16, rank=0.15, weighted=w), counts, slice(6)) for w in (False, True)
-    )
+    evenly, weighted = (error(memory, Form(16, rank=0.15, weighted=w), counts, slice(6)) for w in (0, 1))
     assert weighted < evenly / 2
-    assert error(memory, Form(16, rank=0.15, weighted=True), counts) > error(memory, Form(16, rank=0.15))
+    assert error(memory, Form(16, rank=0.15, weighted=1), counts) > error(memory, Form(16, rank=0.15))
 
 
 def test_a_row_that_is_not_finite_is_named(memory):
@@ -112,7 +110,7 @@ def test_rows_of_zeros_stay_zeros(memory):
 @pytest.mark.parametrize(
     ("form", "counts", "message"),
     [
-        ({"rank": 0.5, "weighted": True}, None, "how frequent tokens are is not known"),
+        ({"rank": 0.5, "weighted": 1}, None, "how frequent tokens are is not known"),
         ({}, np.ones(3), "there are 3 counts of tokens: there must be 53"),
     ],
 )
@@ -122,8 +120,9 @@ def test_what_cannot_be_encoded_is_refused(memory, form, counts, message):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": 0.0}, {"rank": 1.5}, {"rank": float("nan")}, {"bits": 5}, {"group": 3}]
+    "wrong",
+    [{"rank": 0.0}, {"rank": 1.5}, {"rank": float("nan")}, {"bits": 5}, {"group": 3}, {"weighted": 2}],
 )
 def test_forms_that_are_none_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"rank is|bits is|group is|blocks is|one below 1"):
+    with pytest.raises(ValueError, match=r"rank is|bits is|group is|blocks is|weighted is|one below 1"):
         Form(**wrong)

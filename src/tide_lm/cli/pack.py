@@ -23,8 +23,8 @@ def command(
         str, typer.Option("--blocks", help="Ranks of blocks: even, uneven, or one of all, joint.")
     ] = "even",
     weighted: Annotated[
-        bool, typer.Option("--weighted", help="Keep the directions that frequent tokens need.")
-    ] = False,
+        float, typer.Option("--weighted", help="The power of frequencies that rows count by, for a rank.")
+    ] = 0.0,
     counts: Counts = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every row of a packed MODEL; write nothing.")

@@ -27,21 +27,23 @@ class Form:
     """How rows are stored: `bits` a number, and what `rank` of it is kept, a share of the full one.
 
     The blocks have `"even"` shares, as in the paper; or `"uneven"` ones, as their squares call for; or the
-    rank is that of all K x D numbers together, `"joint"`. With `weighted` the directions that are kept are
-    those that matter for frequent tokens.
+    rank is that of all K x D numbers together, `"joint"`. The directions that are kept lose least of rows
+    that count by `weighted`, a power of their tokens' frequencies: 0 for all alike.
     """
 
     bits: int = 4
     group: int = 32
     rank: float = 1.0
     blocks: Spread = "even"
-    weighted: bool = False
+    weighted: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rank <= 1:
             raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
         if self.blocks not in get_args(Spread):
             raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Spread))}")
+        if not 0 <= self.weighted <= 1:
+            raise ValueError(f"weighted is {self.weighted}: it is a power of frequencies, from 0 to 1")
         if self.rank == 1 and (self.weighted or self.blocks != "even"):
             raise ValueError("which directions are kept matters with a lower rank alone: give one below 1")
         RowCodec(1, self.bits, self.group)  # which checks them
@@ -50,7 +52,8 @@ class Form:
         if self.rank == 1:
             return f"{self.bits} bits"
         how = "" if self.blocks == "even" else f", {self.blocks}"
-        return f"{self.bits} bits, rank {self.rank:g}{how}{', weighted' * self.weighted}"
+        weighted = f", weighted {self.weighted:g}" if self.weighted else ""
+        return f"{self.bits} bits, rank {self.rank:g}{how}{weighted}"
 
     def size(self, blocks: int, hidden: int) -> int:
         """How many numbers a row has, or each of its blocks if they have even shares."""
@@ -138,7 +141,7 @@ class Encoder:
         weights_V = torch.ones(len(self.memory.weight))
         if self.form.weighted:
             assert self.counts_V is not None
-            weights_V = torch.from_numpy(self.counts_V.astype(np.float64) + 1).float()
+            weights_V = torch.from_numpy((self.counts_V + 1.0) ** self.form.weighted).float()
         grams: list[torch.Tensor] = []
         for rows_UKD, weights_U in zip(folded_rows(self.memory), weights_V.split(_AT_ONCE), strict=True):
             scaled = rows_UKD * weights_U.sqrt().to(rows_UKD.device).view(-1, 1, 1)

@@ -14,16 +14,17 @@ from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory
 from tide_lm.stored_memory import StoredMemory
 
-_SHARES = (0.75, 0.5, 0.25)
+_SHARES, _POWERS = (0.75, 0.5, 0.25), (0.5, 1.0)
 FORMS = (
     *(Form(bits) for bits in (16, 8, 4, 3, 2)),
     *(Form(16, rank=share) for share in _SHARES),
     *(Form(16, rank=share, blocks="joint") for share in _SHARES),
-    Form(16, rank=0.5, weighted=True),
     Form(16, rank=0.5, blocks="uneven"),
-    Form(16, rank=0.5, blocks="uneven", weighted=True),
-    Form(16, rank=0.5, blocks="joint", weighted=True),
-    *(Form(bits, rank=0.5, blocks="joint") for bits in (8, 4)),
+    *(Form(16, rank=0.5, weighted=power) for power in _POWERS),
+    *(Form(16, rank=0.5, blocks="uneven", weighted=power) for power in _POWERS),
+    *(Form(16, rank=0.5, blocks="joint", weighted=power) for power in _POWERS),
+    *(Form(bits, rank=0.5, blocks="joint", weighted=0.5) for bits in (8, 4)),
+    *(Form(bits, rank=0.75, blocks="joint", weighted=0.5) for bits in (8, 4)),
 )
 
 
