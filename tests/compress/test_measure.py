@@ -51,7 +51,7 @@ def test_the_model_is_as_it_was_even_after_an_error(subject, text, monkeypatch):
             raise KeyboardInterrupt
         return {"perplexity": 1.0, "loss": 0.0}
 
-    monkeypatch.setattr("tide_lm.compress.measure.perplexity", fail_later)
+    monkeypatch.setattr("tide_lm.compress.measure.losses", fail_later)
     with pytest.raises(KeyboardInterrupt):
         measure(subject, [Form(8)], text, Windows(32, 16))
     assert subject.tide.model.memory is memory

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import Subject
 
 
@@ -19,10 +19,8 @@ def layer_drop(
     model = subject.tide
     layers = range(model.config.num_hidden_layers)
 
-    def without(text: Path, dropped: list[int]) -> float:
-        found = perplexity(
-            model, subject.tokenizer, text, windows, text_field=text_field, drop_memory_layers=dropped
-        )
+    def without(dropped: list[int]) -> float:
+        found = losses(model, batches, drop_memory_layers=dropped)
         if found["perplexity"] is None:
             raise ValueError(
                 f"the loss on {text} is {found['loss']}, without layers {dropped}: no perplexity"
@@ -32,16 +30,17 @@ def layer_drop(
     found = {}
     for name, text in texts.items():
         tell(f"{name}, all layers")
-        full = without(text, [])
+        batches = list(read(text, text_field, subject.tokenizer, subject.vocabulary, windows, TextSize()))
+        full = without([])
         dropped = []
         for layer in layers:
             tell(f"{name}, without layer {layer}")
-            dropped.append(without(text, [layer]))
+            dropped.append(without([layer]))
         found[name] = {
             "source": str(text),
             "full": full,
             "without_layer": dropped,
             "change": [value / full - 1 for value in dropped],
-            "without_any": without(text, list(layers)),
+            "without_any": without(list(layers)),
         }
     return {"window": windows.size, "stride": windows.stride, "texts": found}

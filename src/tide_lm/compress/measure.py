@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tide_lm.compress.encode import Encoder, Form
-from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory
 from tide_lm.stored_memory import StoredMemory
@@ -44,17 +44,16 @@ def measure(
     tables = model.model.tables
     assert tables is not None
 
-    def read() -> dict[str, Any]:
-        found = {}
-        for name, path in texts.items():
-            result = perplexity(model, subject.tokenizer, path, windows, counts, text_field)
-            found[name] = {
-                key: result[key] for key in ("perplexity", "loss", "loss_by_decile") if key in result
-            }
-        return found
+    batches = {
+        name: list(read(text, text_field, subject.tokenizer, subject.vocabulary, windows, TextSize()))
+        for name, text in texts.items()
+    }
+
+    def by_text() -> dict[str, Any]:
+        return {name: losses(model, some, counts) for name, some in batches.items()}
 
     tell("as trained")
-    whole, records = read(), []
+    whole, records = by_text(), []
     for form in forms:
         tell(str(form))
         packed, size = _packed(tables, form, None if counts is None else counts.counts_V)
@@ -66,7 +65,7 @@ def measure(
                     **asdict(form),
                     "bytes": size,
                     "relative_bytes": size / (2 * tables.weight.numel()),
-                    "texts": read(),
+                    "texts": by_text(),
                 }
             )
         finally:

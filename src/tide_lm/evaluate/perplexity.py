@@ -185,6 +185,29 @@ def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
 
 
 @torch.no_grad()
+def losses(
+    model: PreTrainedModel,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    bins: FrequencyBins | None = None,
+    progress: Progress = lambda tokens: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Perplexity and mean loss of what batches predict, and the loss by decile if bins are given."""
+    found = LossByBin(bins or FrequencyBins.none(model.get_input_embeddings().num_embeddings))
+    tokens = 0
+    for ids, predicted in batches:
+        ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
+        found.add(token_losses(model, ids[:, :-1], ids[:, 1:], **options)[predicted], ids[:, 1:][predicted])
+        tokens += int(predicted.sum())
+        progress(tokens)
+    result = found.result()
+    if not math.isfinite(result["loss"] * tokens):
+        raise ValueError(f"the loss is {result['loss']}: the model's weights are damaged")
+    if bins is None:
+        result = {"loss": result["loss"], "tokens": tokens}
+    return {"perplexity": _exp(result["loss"]), **result}
+
+
 def perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -201,32 +224,27 @@ def perplexity(
     """
     size = TextSize()
     vocabulary = model.get_input_embeddings().num_embeddings
-    losses = LossByBin(bins or FrequencyBins.none(vocabulary))
     seen = hashlib.sha256()
-    tokens = 0
-    for ids, predicted in read(text, text_field, tokenizer, vocabulary, windows, size):
-        seen.update(ids[predicted].numpy().tobytes())
-        ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
-        found = token_losses(model, ids[:, :-1], ids[:, 1:], **options)
-        losses.add(found[predicted], ids[:, 1:][predicted])
-        tokens += int(predicted.sum())
-        progress(tokens)
-    result = losses.result()
-    nats = result["loss"] * tokens
-    if not math.isfinite(nats):
-        raise ValueError(f"the loss on {text} is {result['loss']}: the model's weights are damaged")
-    summary = {
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for ids, predicted in read(text, text_field, tokenizer, vocabulary, windows, size):
+            seen.update(ids[predicted].numpy().tobytes())
+            yield ids, predicted
+
+    result = losses(model, batches(), bins, progress, **options)
+    nats = result["loss"] * result["tokens"]
+    return {
         "source": str(text),
         "sha256": seen.hexdigest(),  # of the predicted ids
-        "perplexity": _exp(result["loss"]),
+        "perplexity": result.pop("perplexity"),
         "word_perplexity": _exp(nats / size.words) if size.words else None,
         "bits_per_byte": nats / math.log(2) / size.bytes if size.bytes else None,
         "words": size.words,
         "bytes": size.bytes,
         "window": windows.size,
         "stride": windows.stride,
+        **result,
     }
-    return summary | (result if bins is not None else {"loss": result["loss"], "tokens": tokens})
 
 
 def _exp(value: float) -> float | None:
