@@ -215,4 +215,34 @@ CLAIMS = (
         "the same, divided by their norms, which grow where distances do",
         findings.stay_apart_for_their_norms,
     ),
+    Claim(
+        "tables in 8 bits cost nothing",
+        "-0.00 to +0.03 %",
+        "perplexity rises by at most 0.05 % on each text",
+        findings.eight_bits,
+    ),
+    Claim(
+        "tables in 4 bits cost little",
+        "+1.5 to +1.7 %",
+        "perplexity rises by at most 2 % on each text",
+        findings.four_bits,
+    ),
+    Claim(
+        "30 % off the rank of each table costs almost nothing",
+        "almost flat",
+        "perplexity rises by at most 5 % on each text",
+        findings.rank_a_little_lower,
+    ),
+    Claim(
+        "half the rank of each table costs a tenth to a quarter",
+        "about +10 to +25 % for 40 to 60 % off",
+        "perplexity rises by at most 25 % on each text",
+        findings.half_the_rank,
+    ),
+    Claim(
+        "90 % off the rank of each table costs a multiple",
+        "+484 to +657 %",
+        "perplexity at least doubles on each text",
+        findings.hardly_any_rank,
+    ),
 )

@@ -234,8 +234,8 @@ def _layer_drop(study: Study, recipe: str) -> list[list[float]] | None:
     return [text["change"] for text in found["texts"].values()]
 
 
-def _percent(values: Sequence[float]) -> str:
-    return f"{100 * min(values):+.1f} to {100 * max(values):+.1f} %"
+def _percent(values: Sequence[float], digits: int = 1) -> str:
+    return f"{100 * min(values):+.{digits}f} to {100 * max(values):+.{digits}f} %"
 
 
 def first_layer_is_worst(study: Study, recipe: str) -> Finding | None:
@@ -298,6 +298,37 @@ def amplification(study: Study, recipe: str) -> Finding | None:
     times = [all_tables / e for all_tables, e in zip(tables, base["embedding_input"], strict=True)]
     said = f"{times[0]:.1f}x on the rarest, {times[-1]:.1f}x on the commonest decile"
     return Finding(said, min(times) >= len(tide["tables"]) / 2)
+
+
+def _cost(study: Study, recipe: str, form: str) -> list[float] | None:
+    """By text, how much more perplexity there is with the tables in a form."""
+    if (found := _looked(study, "tide", recipe, "compression")) is None:
+        return None
+    for record in found["forms"]:
+        if record["form"] == form:
+            whole = found["as_trained"]
+            texts = record["texts"].items()
+            return [text["perplexity"] / whole[name]["perplexity"] - 1 for name, text in texts]
+    return None
+
+
+def _costs_at_most(form: str, most: float) -> Find:
+    def find(study: Study, recipe: str) -> Finding | None:
+        cost = _cost(study, recipe, form)
+        return None if cost is None else Finding(_percent(cost, 2), max(cost) <= most)
+
+    return find
+
+
+eight_bits = _costs_at_most("8 bits", 0.0005)
+four_bits = _costs_at_most("4 bits", 0.02)
+rank_a_little_lower = _costs_at_most("16 bits, rank 0.7", 0.05)
+half_the_rank = _costs_at_most("16 bits, rank 0.5", 0.25)
+
+
+def hardly_any_rank(study: Study, recipe: str) -> Finding | None:
+    cost = _cost(study, recipe, "16 bits, rank 0.1")
+    return None if cost is None else Finding(_percent(cost), min(cost) >= 1)
 
 
 def norms_rise(study: Study, recipe: str) -> Finding | None:

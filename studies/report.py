@@ -17,7 +17,10 @@ from tide_lm.report import paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import write, write_panels
 from tide_lm.report.figure import Figure, Panel
+from tide_lm.report.figures import compression
+from tide_lm.report.figures.compression import RANKS
 from tide_lm.report.results import Run, open_runs
+from tide_lm.report.wording import difference, percent
 from tide_lm.run_config import RECIPES
 
 CONTROLS = {
@@ -77,7 +80,6 @@ def _paragraphs(study: Study) -> Iterable[str]:
     )
     yield "A verdict is about the paper's recipe. What is a confirmation:"
     yield "\n".join(f"- {claim.text}: {claim.rule}." for claim in CLAIMS)
-    yield "What the paper claims of tables in fewer bits and of lower rank is not part of the study yet."
     kept = {run.path.name for run in study.runs}
     if missing := [run.name for run in final() if run.slug not in kept]:
         yield f"Planned and not run: {'; '.join(missing)}."
@@ -96,6 +98,7 @@ def _paragraphs(study: Study) -> Iterable[str]:
     yield from _zero_shot(study)
     yield from _search(study)
     yield from _rows(study)
+    yield from _smaller(study)
     yield "## The paper's figures"
     for figure, _ in _paper_figures(study):
         of_recipe = f" Of the {_most_blocks(study)} recipe." if figure.name in OF_BLOCKS else ""
@@ -336,6 +339,36 @@ def _rows(study: Study) -> Iterable[str]:
     yield _table(["recipe", *(f"decile {number}" for number in range(10))], rows)
 
 
+def _smaller(study: Study) -> Iterable[str]:
+    """What smaller tables cost, of the runs that were looked into."""
+    measured = [run for run in _opened(_looked(study)) if RANKS.missing(run) is None]
+    if not measured:
+        return
+    rows = []
+    for form in measured[0].result("compression")["forms"]:
+        cells = [form["form"], f"{100 * form['relative_bytes']:.1f} %"]
+        for run in measured:
+            same = next(f for f in run.result("compression")["forms"] if f["form"] == form["form"])
+            more = compression.changes(run, same).values()
+            cells += [
+                *(percent(change, 2) for change in more),
+                difference(compression.rare_change(run, same)),
+            ]
+        rows.append(cells)
+    texts = measured[0].result("compression")["as_trained"]
+    columns = [f"{what}, {run.name}" for run in measured for what in (*texts, "rare")]
+    yield "## Smaller tables"
+    yield (
+        "What the tables of one run cost in other forms, without training on: bytes of a store over those of "
+        "the tables in 16 bits, by how much the perplexity of each text changes, and how many nats the "
+        "rarest three deciles lose. It is what layers receive that is stored, with norm and gain. A rank is "
+        "a share of the full one, of each table as in the paper; of all blocks together it is `joint`, and "
+        "`uneven` gives more of it to blocks that need it; `weighted` has the power of a token's frequency "
+        "by which its rows count."
+    )
+    yield _table(["form", "bytes", *columns], rows)
+
+
 def _looked(study: Study) -> list[Kept]:
     """The runs that were looked into."""
     kinds = (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
@@ -352,11 +385,15 @@ def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
     for name, figure in FIGURES.items():
         by_blocks = study.by_blocks(_most_blocks(study)).values()
         chosen = list(by_blocks) if name in OF_BLOCKS else _looked(study)
-        opened = zip(open_runs([run.path for run in chosen]), chosen, strict=True)
-        named = [replace(run, name=figures.name_of(kept)) for run, kept in opened]
-        kept = [run for run in named if figure.missing(run) is None]
+        kept = [run for run in _opened(chosen) if figure.missing(run) is None]
         if figure.too_few(kept) is None:
             yield figure, kept
+
+
+def _opened(kept: Sequence[Kept]) -> list[Run]:
+    """As figures read them, named by model and recipe."""
+    opened = zip(open_runs([run.path for run in kept]), kept, strict=True)
+    return [replace(run, name=figures.name_of(kept)) for run, kept in opened]
 
 
 _ENDS = ("rarest decile", "commonest decile")

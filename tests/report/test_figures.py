@@ -11,11 +11,11 @@ from report.conftest import SCRIPT
 from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg, write
-from tide_lm.report.figures import benchmarks, collapse, loss, memory, tokens
+from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, tokens
 from tide_lm.report.results import MissingError, open_runs
 from tide_lm.report.wording import MINUS
 
-OF_TIDE_ALONE = {"routing", "layer-drop", "distances", "neighbours", "words"}
+OF_TIDE_ALONE = {"routing", "layer-drop", "bits", "ranks", "distances", "neighbours", "words"}
 
 
 def usable(figure, paths):
@@ -90,6 +90,8 @@ def test_the_values_are_those_of_the_results(two_runs):
     assert told("distances", [tide])["mean cosine distance between tables"] == ["0.400 to 0.600"]
     assert told("layer-drop", [tide])["perplexity without layer 0"] == ["wiki +2,000.0 %"]
     assert told("layer-drop", [tide])["perplexity without layer 13"] == ["not measured: it has fewer layers"]
+    assert told("bits", [tide])["perplexity in 4 bits"] == ["wiki +1.00 %"]
+    assert told("ranks", [tide])["perplexity with half the rank"] == ["wiki +50.00 %"]
     assert told("words", [tide])["overlap of the tables with E for “asynchronously”"] == ["0.11 to 0.43"]
     assert told("words", [tide])["overlap of the tables with E for “fred”"] == ["not measured"]
     assert told("footprint", runs)["tables on SSD at K = 24, 4 bits"] == ["9.600 GB", "9.600 GB"]
@@ -117,6 +119,30 @@ def test_a_long_training_curve_is_drawn_by_its_means(two_runs, monkeypatch):
     tokens_seen, losses = loss.training_curve(tide)
     assert (len(losses), tokens_seen[-1]) == (30, 6000)
     assert losses[0] == pytest.approx(8 - 1.5 / 20)
+
+
+def test_what_rare_tokens_lose_is_told_beside_what_all_do(two_runs):
+    (tide,) = open_runs(two_runs[1:])
+    (table,) = FIGURES["bits"].tables([tide])
+    assert table.columns == ["form", "bytes", "wiki", "rare tokens"]
+    lost = 0.04 * (1 - 1 / 20)
+    assert table.rows[-1] == ("2 bits", "12.5 %", "+40.000 %", f"{lost:+.3f}")
+    form = tide.result("compression")["forms"][2]
+    assert compression.by_decile(tide, form)[9] == pytest.approx(0.04 * (1 - 9 / 20))
+
+
+def test_forms_may_be_few_and_frequencies_unknown(two_runs, tmp_path):
+    (tide,) = open_runs(two_runs[1:])
+    result = tide.result("compression")
+    result["forms"] = [form for form in result["forms"] if form["rank"] == 1]
+    assert "has none of the forms that it shows: run `tide-lm compress" in FIGURES["ranks"].missing(tide)
+    for texts in (result["as_trained"], *(form["texts"] for form in result["forms"])):
+        for name in texts:
+            texts[name] = {"perplexity": texts[name]["perplexity"], "loss": 1.0, "tokens": 9}
+    result["forms"][0]["texts"]["wiki"]["perplexity"] = None  # larger than any number
+    assert write(FIGURES["bits"], [tide], tmp_path)
+    (table,) = FIGURES["bits"].tables([tide])
+    assert table.rows[0][2:] == ("not measured", "not measured")
 
 
 def test_benchmarks_are_in_the_papers_order_with_its_rows_below(two_runs):
@@ -160,6 +186,7 @@ def test_panels_on_one_page_share_no_id(two_runs):
         ("perplexity", "checkpoints", "--all-checkpoints`"),
         ("benchmarks", "benchmarks", "--benchmarks DIR`"),
         ("norms", "norms", "run `tide-lm analyze norms "),
+        ("bits", "compression", "run `tide-lm compress "),
     ],
 )
 def test_a_figure_without_its_results_names_the_command(name, without, message, plant, tmp_path):

@@ -215,6 +215,33 @@ def test_gradients_are_those_of_all_tables_over_the_bases(rarest, verdict, tmp_p
     assert found(study, "times the gradient").with_paper.endswith("6.0x on the commonest decile")
 
 
+def compressed(costs):
+    """A text of perplexity 10, and what forms make of it."""
+    forms = [
+        {"form": form, "texts": {"wiki": {"perplexity": 10 * (1 + cost)}, "web": {"perplexity": 10.0}}}
+        for form, cost in costs.items()
+    ]
+    return {"as_trained": {"wiki": {"perplexity": 10.0}, "web": {"perplexity": 10.0}}, "forms": forms}
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "cost", "verdict"),
+    [
+        ("in 8 bits", "8 bits", 0.0004, "confirmed"),
+        ("in 8 bits", "8 bits", 0.0006, "not confirmed"),
+        ("in 4 bits", "4 bits", 0.019, "confirmed"),
+        ("in 4 bits", "4 bits", 0.021, "not confirmed"),
+        ("30 % off", "16 bits, rank 0.7", 0.04, "confirmed"),
+        ("half the rank", "16 bits, rank 0.5", 0.3, "not confirmed"),
+        ("90 % off", "16 bits, rank 0.1", 3.0, "not confirmed"),  # on one text of two
+        ("90 % off", "16 bits, rank 0.2", 3.0, "not run"),
+    ],
+)
+def test_smaller_tables(text, form, cost, verdict, tmp_path):
+    keep(tmp_path, "tide", "paper", 8, 4.5, compression=compressed({form: cost}))
+    assert verdict_of(Study(tmp_path), text) == verdict
+
+
 @pytest.mark.parametrize(
     ("norms", "rise", "decline"),
     [([1.0, 2.0], "confirmed", "not confirmed"), ([2.0, 1.0], "not confirmed", "confirmed")],

@@ -21,6 +21,8 @@ NAMES = (
     "distances",
     "routing",
     "layer-drop",
+    "bits",
+    "ranks",
     "neighbours",
     "words",
     "training-loss",

@@ -14,7 +14,7 @@ from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory
 from tide_lm.stored_memory import StoredMemory
 
-_SHARES, _POWERS = (0.75, 0.5, 0.25), (0.5, 1.0)
+_SHARES, _POWERS = (0.9, 0.7, 0.5, 0.3, 0.1), (0.5, 1.0)
 FORMS = (
     *(Form(bits) for bits in (16, 8, 4, 3, 2)),
     *(Form(16, rank=share) for share in _SHARES),

@@ -1,7 +1,7 @@
 """All figures, in the order of the paper."""
 
 from tide_lm.report.figure import Figure
-from tide_lm.report.figures import benchmarks, collapse, loss, memory, neighbours, tokens
+from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, neighbours, tokens
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -19,6 +19,8 @@ FIGURES: dict[str, Figure] = {
         memory.DISTANCES,
         memory.ROUTING,
         memory.LAYER_DROP,
+        compression.BITS,
+        compression.RANKS,
         neighbours.NEIGHBOURS,
         neighbours.WORDS,
         loss.TRAINING_LOSS,

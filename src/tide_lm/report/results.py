@@ -26,6 +26,7 @@ MAKERS = {
     "layer-drop": "tide-lm analyze layer-drop {model} --text FILE",
     "distances": "tide-lm analyze distances {model}",
     "neighbours": "tide-lm analyze neighbours {model} --token WORD",
+    "compression": "tide-lm compress {model} --text FILE",
     "footprint": "tide-lm analyze footprint {model}",
 }
 OF_TRAINING = ("validation", "checkpoints", "gradients")
