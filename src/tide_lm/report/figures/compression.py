@@ -26,7 +26,7 @@ def _as_in_the_paper(form: Form) -> bool:
 
 
 def _of_half(form: Form) -> bool:
-    return form["rank"] == 0.5 and form["bits"] == 16
+    return form["rank"] == 0.5 and form["bits"] == 16 and (form["blocks"] == "joint" or not form["weighted"])
 
 
 _FAMILIES: dict[str, Callable[[Form], bool]] = {
@@ -87,6 +87,14 @@ def _more(run: Run, form: Form, part: Callable[[Form], tuple[float | None, int]]
     return sum(lost) / tokens if tokens else None
 
 
+def _more_or_less(axes: "Axes", linear: float) -> None:
+    """A log scale through zero, with no more room below it than is needed."""
+    axes.axhline(0, color=INK, linewidth=0.8)
+    low = min(axes.get_ylim()[0], -linear / 2) if axes.dataLim.y0 < 0 else -linear / 4
+    log_scale(axes, linthresh=linear)
+    axes.set_ylim(bottom=low)
+
+
 def _by_bits(run: Run) -> Panel:
     forms = _chosen(run, _of_bits)
     names = [str(form["bits"]) for form in forms]
@@ -96,8 +104,7 @@ def _by_bits(run: Run) -> Panel:
         for text, colour, marker in zip(found[0], cycle(PALETTE), cycle(MARKERS), strict=False):
             more = [100 * value for value in numbers([change.get(text) for change in found])]
             axes.plot(names, more, color=colour, marker=marker, label=short(text))
-        axes.axhline(0, color=INK, linewidth=0.8)
-        log_scale(axes, linthresh=0.01)
+        _more_or_less(axes, 0.01)
         axes.set_xlabel("bits of a number")
         axes.set_ylabel("change of perplexity, %")
         legend(axes)
@@ -122,8 +129,7 @@ def _curves(run: Run) -> Panel:
                 linestyle="none" if "weighted" in name or "and" in name else "-",
                 label=name,
             )
-        axes.axhline(0, color=INK, linewidth=0.8)
-        log_scale(axes, linthresh=0.1)
+        _more_or_less(axes, 0.1)
         axes.set_xlabel("bytes, % of the tables in 16 bits")
         axes.set_ylabel("mean change of perplexity, %")
         legend(axes)
@@ -152,7 +158,7 @@ def _deciles(run: Run, title: str, forms: Sequence[Form]) -> list[Panel]:
     if not any(value is not None for values in lines.values() for value in values):
         return []
     told = "; ".join(f"{name} {difference(values[0])} on the rarest" for name, values in lines.items())
-    return [Panel(f"{title}: {short(run.name)}", f"Lines over ten deciles: {told}", draw, height=4.2)]
+    return [Panel(f"{title}: {short(run.name)}", f"Lines over ten deciles: {told}", draw, height=4.6)]
 
 
 def _has(wanted: Callable[[Form], bool]) -> Callable[[Run], None]:
