@@ -372,8 +372,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         if not isinstance(self.memory, StoredMemory):
             assert self.memory is not None
             return self.memory(input_ids)
-        rows_UKD, index_BT = self.memory(input_ids)
-        return Memory(rows_UKD.to(self.embed_tokens.weight.dtype), index_BT)
+        return Memory(*self.memory(input_ids, self.embed_tokens.weight.dtype))
 
     def _checked_layers(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         chosen = tuple(operator.index(layer) for layer in layers or ())

@@ -78,8 +78,10 @@ class StoredMemory(nn.Module):
         """Of what was read; all zero where rows are in memory."""
         return self.rows.counters if self.rows is not None else Counters()
 
-    def forward(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rows in float32, of each token once, and which of them belongs to each position."""
+    def forward(
+        self, input_ids_BT: torch.Tensor, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows of each token once, and which of them belongs to each position."""
         if self._decode is None:
             raise ValueError("the rows of this memory are in a store: open the model with from_pretrained")
         if self.training:
@@ -93,7 +95,7 @@ class StoredMemory(nn.Module):
         else:
             tokens_U, index_BT = input_ids_BT.unique(return_inverse=True)
             bytes_UR = self.bytes_VR[tokens_U]
-        return self._decode(bytes_UR), index_BT
+        return self._decode(bytes_UR, dtype), index_BT
 
     def rows_of(self, ids_U: torch.Tensor) -> torch.Tensor:
         rows_UKD, index_U = self(ids_U)

@@ -8,9 +8,11 @@ import torch
 from tide_lm.store.codec import words_of
 from tide_lm.store.format import Header
 
+_AT_ONCE = 256  # rows: what is made on the way takes several times their memory
+
 
 class RowDecoder:
-    """Bytes of rows to K x D numbers each, in float32."""
+    """Bytes of rows to K x D numbers each, calculated in float32."""
 
     def __init__(self, header: Header, sections: Mapping[str, np.ndarray]) -> None:
         self.header = header
@@ -21,7 +23,16 @@ class RowDecoder:
             arrays["basis"] = arrays["basis"].to(torch.float32)
         self._on_device = {torch.device("cpu"): arrays}
 
-    def __call__(self, bytes_UR: torch.Tensor) -> torch.Tensor:
+    def __call__(self, bytes_UR: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if torch.compiler.is_compiling() or len(bytes_UR) <= _AT_ONCE:
+            return self._decoded(bytes_UR).to(dtype)
+        size = len(bytes_UR), self.header.blocks, self.header.hidden
+        rows_UKD = torch.empty(size, dtype=dtype, device=bytes_UR.device)
+        for some, into in zip(bytes_UR.split(_AT_ONCE), rows_UKD.split(_AT_ONCE), strict=True):
+            into.copy_(self._decoded(some))
+        return rows_UKD
+
+    def _decoded(self, bytes_UR: torch.Tensor) -> torch.Tensor:
         header, arrays = self.header, self._arrays(bytes_UR.device)
         numbers_UN = header.codec.decode(bytes_UR, arrays.get("words"))
         if "columns" in arrays:
