@@ -5,8 +5,10 @@ import fcntl
 import gc
 import multiprocessing
 import os
+import runpy
 import sys
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,6 +50,15 @@ def test_rows_come_back(store, direct, tokens):
     assert np.array_equal(read(file, tokens), rows[tokens])
     assert direct or not file.is_direct
     assert np.array_equal(file.sections["levels"], LEVELS)
+
+
+def test_checksums_are_zlibs_with_and_without_the_faster_package(store, monkeypatch):
+    path, rows = store
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    plain = runpy.run_path(reader.__file__)
+    assert plain["crc32"] is zlib.crc32
+    assert plain["crc32"](rows.data) == reader.crc32(rows.data)
+    assert np.array_equal(read(plain["StoreFile"](path), [3, 49]), rows[[3, 49]])
 
 
 @no_direct_reads
