@@ -48,6 +48,8 @@ def write_report(kept: Path, results: Path, docs: Path) -> Path:
     text = page(study)
     results.mkdir(parents=True, exist_ok=True)
     files.write_atomically(results / "summary.json", summary(study))
+    if _compressed(study):
+        files.write_atomically(results.parent / "compression.json", compression_records(study))
     for name, panel in _own_figures(study).items():
         write_panels([panel], name, docs / "study", ["svg"])
     for figure, runs in _paper_figures(study):
@@ -58,6 +60,19 @@ def write_report(kept: Path, results: Path, docs: Path) -> Path:
 
 def summary(study: Study) -> str:
     return json.dumps({"runs": study.summary()}, indent=2) + "\n"
+
+
+def compression_records(study: Study) -> str:
+    """One record for each form that was measured, and one for the tables as trained."""
+    records = []
+    for run in _compressed(study):
+        found = run.result("compression")
+        whole = {"form": "as trained", "bytes": None, "relative_bytes": None, "texts": found["as_trained"]}
+        for form in (whole, *found["forms"]):
+            texts = {name: text["perplexity"] for name, text in form["texts"].items()}
+            about = {key: form[key] for key in ("form", "bytes", "relative_bytes")}
+            records.append({"model": run.name, **about, "perplexity": texts})
+    return json.dumps({"records": records}, indent=2) + "\n"
 
 
 def page(study: Study) -> str:
@@ -341,8 +356,7 @@ def _rows(study: Study) -> Iterable[str]:
 
 def _smaller(study: Study) -> Iterable[str]:
     """What smaller tables cost, of the runs that were looked into."""
-    measured = [run for run in _opened(_looked(study)) if RANKS.missing(run) is None]
-    if not measured:
+    if not (measured := _compressed(study)):
         return
     rows = []
     for form in measured[0].result("compression")["forms"]:
@@ -367,6 +381,10 @@ def _smaller(study: Study) -> Iterable[str]:
         "by which its rows count."
     )
     yield _table(["form", "bytes", *columns], rows)
+
+
+def _compressed(study: Study) -> list[Run]:
+    return [run for run in _opened(_looked(study)) if RANKS.missing(run) is None]
 
 
 def _looked(study: Study) -> list[Kept]:

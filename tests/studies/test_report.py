@@ -73,13 +73,18 @@ def test_what_smaller_tables_cost_stands_beside_what_rare_tokens_lose(tmp_path):
         return {"wiki": {"perplexity": perplexity, **by_frequency(4.5, [rarest, *[5.0] * 9])}}
 
     settings = {"bits": 16, "rank": 0.5, "blocks": "even", "weighted": 0.0}
-    form = {"form": "16 bits, rank 0.5", **settings, "relative_bytes": 0.51, "texts": texts(120.0, 9.25)}
+    form = {"form": "16 bits, rank 0.5", **settings, "bytes": 9, "relative_bytes": 0.51}
+    form["texts"] = texts(120.0, 9.25)
     found = {"as_trained": texts(100.0, 9.0), "forms": [form]}
     keep(kept, "tide", "paper", 8, 4.5, compression=found)
     page = write_report(kept, tmp_path / "results", tmp_path / "docs").read_text()
     assert "| form | bytes | wiki, TIDE-8E (paper) | rare, TIDE-8E (paper) |" in page
     assert "| 16 bits, rank 0.5 | 51.0 % | +20.00 % | +0.250 |" in page
     assert "</svg>" in (tmp_path / "docs" / "study" / "ranks.svg").read_text()
+    whole, half = json.loads((tmp_path / "compression.json").read_text())["records"]
+    assert whole["perplexity"] == {"wiki": 100.0}
+    about = {"model": "TIDE-8E (paper)", "form": "16 bits, rank 0.5", "bytes": 9, "relative_bytes": 0.51}
+    assert half == {**about, "perplexity": {"wiki": 120.0}}
 
 
 def test_the_page_has_every_claim_and_the_summary_every_run_but_the_search(tmp_path):

@@ -57,11 +57,11 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     file.read(np.arange(tokens))  # what it needs is made
     for _ in range(rounds):
         ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
-        _forget(path)
-        found["mmap"].append(_seconds(lambda: _mapped(path, header, ids)))  # noqa: B023
-        _forget(path)
+        forget(path)
+        found["mmap"].append(_seconds(lambda: mapped_rows(path, header, ids)))  # noqa: B023
+        forget(path)
         found["reader"].append(_seconds(lambda: file.read(ids)))  # noqa: B023
-        if (rate := _fio(path, block)) is not None:
+        if (rate := fio_reads(path, block)) is not None:
             found["fio"].append(tokens / rate)
     seconds = {name: statistics.median(times) for name, times in found.items() if times}
     ours = seconds["reader"]
@@ -77,12 +77,12 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _mapped(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
+def mapped_rows(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
     mapped, size = np.memmap(path, np.uint8, "r"), header.codec.row_bytes
     return np.stack([mapped[at : at + size] for at in header.row_at(ids).tolist()])
 
 
-def _forget(path: Path) -> None:
+def forget(path: Path) -> None:
     """Asks the system to have nothing of a file in its cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -93,7 +93,7 @@ def _forget(path: Path) -> None:
         os.close(descriptor)
 
 
-def _fio(path: Path, block: int) -> float | None:
+def fio_reads(path: Path, block: int) -> float | None:
     """Reads a second at random places, or None without fio."""
     if shutil.which("fio") is None:
         return None
