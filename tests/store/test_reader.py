@@ -308,17 +308,25 @@ def fetch(cached: StoredRows, tokens) -> np.ndarray:
     return rows
 
 
-def test_the_most_frequent_rows_stay_in_memory_within_the_budget(store):
+def test_the_cache_begins_with_the_most_frequent_rows_and_keeps_what_was_used_last(store):
     path, rows = store
     cached = StoredRows(StoreFile(path), 5 * ROW + ROW // 2)
-    assert np.array_equal(fetch(cached, range(50)), rows)
-    assert (cached.counters.hits, cached.counters.misses) == (0, 50)
-    assert np.array_equal(fetch(cached, range(50)), rows)
-    assert (cached.counters.hits, cached.counters.misses) == (5, 95)
-    path.unlink()
-    fetch(cached, [0, 1, 2, 3, 4])
-    assert (cached.counters.hits, cached.counters.misses) == (10, 95)
-    assert cached.counters.bytes == 95 * ROW
+    found = []
+    for tokens in ([0, 1], [10], [4], [0, 1, 2, 10], range(50), range(45, 50), [0]):
+        before = cached.counters.hits, cached.counters.misses
+        assert np.array_equal(fetch(cached, tokens), rows[list(tokens)])
+        found.append((cached.counters.hits - before[0], cached.counters.misses - before[1]))
+    # 10 takes the place of 4, the least frequent of those that were not used; and 4 that of 3.
+    assert found == [(2, 0), (0, 1), (0, 1), (4, 0), (5, 45), (5, 0), (0, 1)]
+    assert cached.counters.bytes == 48 * ROW
+
+
+def test_without_counts_the_cache_begins_empty(tmp_path):
+    rows = written(tmp_path / "rows.tide")
+    cached = StoredRows(StoreFile(tmp_path / "rows.tide"), 3 * ROW)
+    for tokens in ([0, 1, 2], [0, 1], [3], [0, 1, 3], [2]):
+        assert np.array_equal(fetch(cached, tokens), rows[list(tokens)])
+    assert (cached.counters.hits, cached.counters.misses) == (5, 5)
 
 
 @pytest.mark.parametrize("cache", [0, 1, ROW, 10**9])

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -208,9 +209,10 @@ class Counters:
 
 
 class StoredRows:
-    """Rows by token, from a file; the most frequent stay in memory, once read, within a budget of bytes.
+    """Rows by token, from a file, and those that were used last in memory, within a budget of bytes.
 
-    Which those are is decided by the store's counts; without counts, by who comes first.
+    It begins with the most frequent tokens', if the store has counts: which they are is known before a text
+    is, and what its own words are only then.
     """
 
     def __init__(self, file: StoreFile, cache_bytes: int) -> None:
@@ -220,32 +222,45 @@ class StoredRows:
         self.file, self.counters, self._lock = file, Counters(), threading.Lock()
         places = min(cache_bytes // header.codec.row_bytes, header.vocab_size)
         self._rows_CR = np.empty((places, header.codec.row_bytes), np.uint8)  # pages come when they are used
-        counts_V = file.sections.get("counts", np.zeros(header.vocab_size, np.uint64))
-        self._place_V = np.full(header.vocab_size, -1)
-        self._place_V[np.argsort(-counts_V.astype(np.float64), kind="stable")[:places]] = np.arange(places)
-        self._filled_V = np.zeros(header.vocab_size, bool)
+        self._places: OrderedDict[int, int] = OrderedDict()  # by token, the least recently used first
         self._ahead: tuple[np.ndarray, Future[np.ndarray]] | None = None
         self._reader = _Threads(1, "tide-ahead")
+        if "counts" in file.sections:
+            by_count = np.argsort(-file.sections["counts"].astype(np.float64), kind="stable")[:places]
+            for some in np.array_split(by_count[::-1], -(-places // _AT_ONCE)) if places else ():
+                self._keep(some, file.read(some))
 
     def fetch(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
         """Rows of ascending tokens, each once."""
         with self._lock:
-            known = self._filled_V[tokens_U]
-            into_UR[known] = self._rows_CR[self._place_V[tokens_U[known]]]
-            missed = tokens_U[~known]
+            places = [self._places.get(token) for token in tokens_U.tolist()]
+            known_U = np.array([place is not None for place in places], bool)
+            into_UR[known_U] = self._rows_CR[[place for place in places if place is not None]]
+            for token in tokens_U[known_U].tolist():
+                self._places.move_to_end(token)
+            missed = tokens_U[~known_U]
             self.counters.hits += len(tokens_U) - len(missed)
             self.counters.misses += len(missed)
             if len(missed):
-                into_UR[~known] = rows = self._awaited(missed)
-                kept = self._place_V[missed] >= 0
-                self._rows_CR[self._place_V[missed[kept]]] = rows[kept]
-                self._filled_V[missed[kept]] = True
+                into_UR[~known_U] = rows = self._awaited(missed)
+                self._keep(missed, rows)
 
     def prefetch(self, tokens_U: np.ndarray) -> None:
         """Begins to read rows that will be asked for next; what was begun before is forgotten."""
         with self._lock:
-            missed = tokens_U[~self._filled_V[tokens_U]]
+            missed = np.array([token for token in tokens_U.tolist() if token not in self._places], np.int64)
             self._ahead = (missed, self._reader().submit(self._read, missed)) if len(missed) else None
+
+    def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray) -> None:
+        """In free places, and then in those of the rows that were not used for the longest."""
+        room = len(self._rows_CR)
+        kept = slice(max(0, len(tokens_U) - room), None)
+        places = []
+        for token in tokens_U[kept].tolist():
+            full = len(self._places) == room
+            self._places[token] = place = self._places.popitem(last=False)[1] if full else len(self._places)
+            places.append(place)
+        self._rows_CR[places] = rows_UR[kept]
 
     def _awaited(self, tokens: np.ndarray) -> np.ndarray:
         started, ahead, self._ahead = time.perf_counter(), self._ahead, None
