@@ -74,6 +74,34 @@ def _named(runs: "list[Run]", only: str) -> "list[Run]":
 
 
 @app.command()
+def cache(
+    shared: Annotated[Path, typer.Argument(help="A folder with texts to look up.")],
+    data: Annotated[Path, typer.Option("--data", help="Prepared data.")] = Path("data/study"),
+    model: Annotated[str, typer.Option("--model", help="The preset whose rows are stored.")] = "tide-8e-1b",
+    bits: Annotated[int, typer.Option("--bits", min=2, help="Of a number: 16, 8, 4, 3 or 2.")] = 4,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="At most, of each text.")] = 30_000,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--folder", exists=True, help="Where the store is written, and removed: on the disk to time."
+        ),
+    ] = Path(),
+    out: Annotated[
+        Path, typer.Option("--out", dir_okay=False, help="The JSON file to write, with versions and machine.")
+    ] = Path("results/study/cache.json"),
+) -> None:
+    """Measure how many rows a cache of rows finds, by its bytes, as text is read from a store on disk."""
+    from studies.cache import measure
+    from studies.runner import TEXTS
+    from tide_lm import runs
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    texts = {name: shared / path for name, path in TEXTS.items()}
+    runs.write_record(out, measure(texts, data, model, bits, tokens, folder, typer.echo))
+    typer.echo(out)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Option("--results", help="Where the runs are kept.")] = Path(
         "results/study"

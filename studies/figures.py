@@ -1,12 +1,15 @@
-"""The study's own figures: how much models gain, and their loss against tokens, with the spread of seeds."""
+"""The study's own figures: how much models gain, their loss against tokens, and what a cache finds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from studies.results import Kept, Spread, Study
-from tide_lm.report.drawing import MARKERS, PALETTE, legend, token_axis
+from tide_lm.report.drawing import INK, MARKERS, PALETTE, legend, token_axis
 from tide_lm.report.figure import Panel
+from tide_lm.report.results import Run, open_runs
+from tide_lm.report.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +23,12 @@ def model_of(run: Kept) -> str:
 def name_of(run: Kept) -> str:
     """The model and its recipe."""
     return model_of(run) if run.record["model"] == "base" else f"{model_of(run)} ({run.record['recipe']})"
+
+
+def opened(kept: Sequence[Kept]) -> list[Run]:
+    """As the paper's figures read them, named by model and recipe."""
+    found = zip(open_runs([run.path for run in kept]), kept, strict=True)
+    return [replace(run, name=name_of(kept)) for run, kept in found]
 
 
 def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
@@ -66,3 +75,30 @@ def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
 
     ends = ", ".join(f"{name_of(runs[0])} {mean(run.curve[-1][1] for run in runs):.3f}" for runs in kinds)
     return Panel("Loss against tokens", f"Losses at the end: {ends}.", draw)
+
+
+def cache_hits(cache: Mapping[str, Any]) -> Panel:
+    """A line for each text, and a thin one for a cache that begins empty."""
+    curve = [point for point in cache["curve"] if point["cache_bytes"]]
+    found = {
+        text: [100 * point["texts"][text]["decode"]["hit_rate"] for point in curve] for text in cache["texts"]
+    }
+
+    def draw(axes: "Axes") -> None:
+        from matplotlib.ticker import FuncFormatter
+
+        sizes = [point["cache_bytes"] / 2**20 for point in curve]
+        for number, (text, rates) in enumerate(found.items()):
+            by_use = [100 * point["texts"][text]["by_use"] for point in curve]
+            axes.plot(sizes, rates, color=PALETTE[number], marker=MARKERS[number], label=text)
+            axes.plot(sizes, by_use, color=PALETTE[number], linestyle="--", linewidth=0.9)
+        axes.plot([], [], color=INK, linestyle="--", linewidth=0.9, label="begins empty")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+        axes.set_ylim(0, 100)
+        axes.set_xlabel("cache, MiB")
+        axes.set_ylabel("hits, % of tokens")
+        legend(axes)
+
+    said = ", ".join(f"{text} {rates[0]:.1f} to {rates[-1]:.1f} %" for text, rates in found.items())
+    return Panel("Rows found in memory", f"Hits from the smallest cache to the whole table: {said}.", draw)

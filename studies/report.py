@@ -3,13 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from studies import figures
+from studies import cache_report, compression_report, figures
 from studies.claims import CLAIMS, verdicts
+from studies.markdown import table
 from studies.plan import GATED, NARROW, OWN_BLOCK, VALUES_BY_RECIPE, final
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm import runs as files
@@ -17,10 +17,7 @@ from tide_lm.report import paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import write, write_panels
 from tide_lm.report.figure import Figure, Panel
-from tide_lm.report.figures import compression
-from tide_lm.report.figures.compression import RANKS
-from tide_lm.report.results import Run, open_runs
-from tide_lm.report.wording import difference, percent
+from tide_lm.report.results import Run
 from tide_lm.run_config import RECIPES
 
 CONTROLS = {
@@ -45,13 +42,16 @@ def write_report(kept: Path, results: Path, docs: Path) -> Path:
     study = Study(kept)
     if not study.first("base", "paper"):
         raise ValueError(f"{kept} holds no run of the base, which all is compared with: run the study first")
-    text = page(study)
+    cache = cache_report.read(results)
+    text = page(study, cache)
     results.mkdir(parents=True, exist_ok=True)
     files.write_atomically(results / "summary.json", summary(study))
-    if _compressed(study):
-        files.write_atomically(results.parent / "compression.json", compression_records(study))
+    if found := compression_report.records(study):
+        files.write_atomically(results.parent / "compression.json", found)
     for name, panel in _own_figures(study).items():
         write_panels([panel], name, docs / "study", ["svg"])
+    if cache:
+        write_panels([figures.cache_hits(cache)], "cache", docs / "study", ["svg"])
     for figure, runs in _paper_figures(study):
         write(figure, runs, docs / "study", kinds=["svg"])
     files.write_atomically(docs / "STUDY.md", text)
@@ -62,24 +62,11 @@ def summary(study: Study) -> str:
     return json.dumps({"runs": study.summary()}, indent=2) + "\n"
 
 
-def compression_records(study: Study) -> str:
-    """One record for each form that was measured, and one for the tables as trained."""
-    records = []
-    for run in _compressed(study):
-        found = run.result("compression")
-        whole = {"form": "as trained", "bytes": None, "relative_bytes": None, "texts": found["as_trained"]}
-        for form in (whole, *found["forms"]):
-            texts = {name: text["perplexity"] for name, text in form["texts"].items()}
-            about = {key: form[key] for key in ("form", "bytes", "relative_bytes")}
-            records.append({"model": run.name, **about, "perplexity": texts})
-    return json.dumps({"records": records}, indent=2) + "\n"
+def page(study: Study, cache: Mapping[str, Any] | None = None) -> str:
+    return "\n\n".join(_paragraphs(study, cache)) + "\n"
 
 
-def page(study: Study) -> str:
-    return "\n\n".join(_paragraphs(study)) + "\n"
-
-
-def _paragraphs(study: Study) -> Iterable[str]:
+def _paragraphs(study: Study, cache: Mapping[str, Any] | None) -> Iterable[str]:
     tokens = study.first("base", "paper").record["tokens"]
     yield "# Does every layer need to know the token?"
     yield (
@@ -89,7 +76,7 @@ def _paragraphs(study: Study) -> Iterable[str]:
     )
     yield from _answer(study)
     yield "## The paper's claims"
-    yield _table(
+    yield table(
         ["claim", "paper", "ours, its recipe", "ours, best recipe", "verdict"],
         [[v.claim, v.paper, v.with_paper, v.with_best, f"**{v.verdict}**"] for v in verdicts(study)],
     )
@@ -113,7 +100,9 @@ def _paragraphs(study: Study) -> Iterable[str]:
     yield from _zero_shot(study)
     yield from _search(study)
     yield from _rows(study)
-    yield from _smaller(study)
+    yield from compression_report.section(study)
+    if cache:
+        yield from cache_report.section(cache)
     yield "## The paper's figures"
     for figure, _ in _paper_figures(study):
         of_recipe = f" Of the {_most_blocks(study)} recipe." if figure.name in OF_BLOCKS else ""
@@ -239,7 +228,7 @@ def _losses(study: Study) -> str:
     tried = Counter(model for model, _ in study.kinds(8))
     counts = ", ".join(f"{model} {number}" for model, number in tried.most_common())
     return (
-        _table(["model", "recipe", "parameters", *_COLUMNS], rows)
+        table(["model", "recipe", "parameters", *_COLUMNS], rows)
         + f"\n\n`centre` is the best recipe without rows in values. Recipes tried: {counts}; they were "
         f"compared by the validation loss of seed 0 that is shown here.\n\nControls:\n\n{how}"
     )
@@ -256,12 +245,12 @@ def _blocks(study: Study) -> str:
         for k in BLOCKS
     ]
     columns = ["K", *(f"{name}, {recipe}" for recipe in found for name in ("loss", *_ENDS))]
-    return f"{_table(columns, rows)}\n\n{said}"
+    return f"{table(columns, rows)}\n\n{said}"
 
 
 def _larger(found: Sequence[Kept], study: Study) -> str:
     rows = [[*_named(run), *_numbers([run], study)] for run in found]
-    return _table(["model", "recipe", "parameters", *_COLUMNS], rows)
+    return table(["model", "recipe", "parameters", *_COLUMNS], rows)
 
 
 def _texts(study: Study) -> Iterable[str]:
@@ -277,7 +266,7 @@ def _texts(study: Study) -> Iterable[str]:
         for runs, spreads in zip(kinds, found, strict=True)
     ]
     yield "## Other texts"
-    yield _table(["model", "recipe", "seeds", *names, *(f"{name}, words" for name in names)], rows)
+    yield table(["model", "recipe", "seeds", *names, *(f"{name}, words" for name in names)], rows)
     yield (
         "Perplexity by token; nothing of it was trained on. Words are tokens with a letter or digit: "
         "WikiText puts spaces before punctuation, and the training text does not, so that its other tokens "
@@ -296,7 +285,7 @@ def _texts(study: Study) -> Iterable[str]:
 
 def _zero_shot(study: Study) -> Iterable[str]:
     """Tasks on which some model is above chance."""
-    found = {figures.name_of(run): run.tasks for run in _looked(study) if run.tasks}
+    found = {figures.name_of(run): run.tasks for run in study.looked if run.tasks}
     rows = []
     for task, name in paper.TASKS.items():
         if not all(task in tasks for tasks in found.values()):
@@ -307,7 +296,7 @@ def _zero_shot(study: Study) -> Iterable[str]:
             rows.append([name, f"{100 * chance:.0f}", *shown])
     if rows:
         yield "## Zero-shot tasks"
-        yield _table(["task", "chance", *found], rows)
+        yield table(["task", "chance", *found], rows)
         yield "In percent, with standard errors; one seed. On tasks that are not here, none is above chance."
 
 
@@ -318,7 +307,7 @@ def _search(study: Study) -> Iterable[str]:
     rows = [[run.record["model"], run.record["recipe"], *_three(run)] for run in tried]
     if rows:
         yield "## The search for a recipe"
-        yield _table(["model", "tried", "loss", *_ENDS], rows)
+        yield table(["model", "tried", "loss", *_ENDS], rows)
         yield "One seed each; studies/plan.py says what each changes, and [the log](LOG.md) why."
 
 
@@ -351,46 +340,7 @@ def _rows(study: Study) -> Iterable[str]:
         f"so, and between their updates nothing holds them; the norm adds {shape.rms_norm_eps:g}, so that a "
         f"row of {shape.rms_norm_eps**0.5:.4f} counts for {0.5**0.5:.2f} of what it should."
     )
-    yield _table(["recipe", *(f"decile {number}" for number in range(10))], rows)
-
-
-def _smaller(study: Study) -> Iterable[str]:
-    """What smaller tables cost, of the runs that were looked into."""
-    if not (measured := _compressed(study)):
-        return
-    rows = []
-    for form in measured[0].result("compression")["forms"]:
-        cells = [form["form"], f"{100 * form['relative_bytes']:.1f} %"]
-        for run in measured:
-            same = next(f for f in run.result("compression")["forms"] if f["form"] == form["form"])
-            more = compression.changes(run, same).values()
-            cells += [
-                *(percent(change, 2) for change in more),
-                difference(compression.rare_change(run, same)),
-            ]
-        rows.append(cells)
-    texts = measured[0].result("compression")["as_trained"]
-    columns = [f"{what}, {run.name}" for run in measured for what in (*texts, "rare")]
-    yield "## Smaller tables"
-    yield (
-        "What the tables of one run cost in other forms, without training on: bytes of a store over those of "
-        "the tables in 16 bits, by how much the perplexity of each text changes, and how many nats the "
-        "rarest three deciles lose. It is what layers receive that is stored, with norm and gain. A rank is "
-        "a share of the full one, of each table as in the paper; of all blocks together it is `joint`, and "
-        "`uneven` gives more of it to blocks that need it; `weighted` has the power of a token's frequency "
-        "by which its rows count."
-    )
-    yield _table(["form", "bytes", *columns], rows)
-
-
-def _compressed(study: Study) -> list[Run]:
-    return [run for run in _opened(_looked(study)) if RANKS.missing(run) is None]
-
-
-def _looked(study: Study) -> list[Kept]:
-    """The runs that were looked into."""
-    kinds = (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
-    return [run for model, recipe, k in kinds for run in study.of(model, recipe, k=k)[:1]]
+    yield table(["recipe", *(f"decile {number}" for number in range(10))], rows)
 
 
 def _most_blocks(study: Study) -> str:
@@ -402,16 +352,10 @@ def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
     """Those that the runs have something for."""
     for name, figure in FIGURES.items():
         by_blocks = study.by_blocks(_most_blocks(study)).values()
-        chosen = list(by_blocks) if name in OF_BLOCKS else _looked(study)
-        kept = [run for run in _opened(chosen) if figure.missing(run) is None]
+        chosen = list(by_blocks) if name in OF_BLOCKS else study.looked
+        kept = [run for run in figures.opened(chosen) if figure.missing(run) is None]
         if figure.too_few(kept) is None:
             yield figure, kept
-
-
-def _opened(kept: Sequence[Kept]) -> list[Run]:
-    """As figures read them, named by model and recipe."""
-    opened = zip(open_runs([run.path for run in kept]), kept, strict=True)
-    return [replace(run, name=figures.name_of(kept)) for run, kept in opened]
 
 
 _ENDS = ("rarest decile", "commonest decile")
@@ -433,8 +377,3 @@ def _numbers(found: Sequence[Kept], study: Study) -> list[str]:
     gains = study.gains(record["model"], record["recipe"], record["size"], record["k"])
     gain = str(Spread.of(list(gains.values()))) if gains and record["model"] != "base" else ""
     return [str(len(found)), *(str(Spread.of(each)) for each in zip(*losses, strict=True)), gain]
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -151,6 +151,12 @@ class Study:
         found = {k: self.first(model, recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
         return {k: run for k, run in found.items() if run is not None}
 
+    @property
+    def looked(self) -> list[Kept]:
+        """The runs that were looked into."""
+        kinds = (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
+        return [run for model, recipe, k in kinds for run in self.of(model, recipe, k=k)[:1]]
+
     def kinds(self, k: int) -> list[Kind]:
         """What was trained with K blocks, of the small size, on the whole text."""
         records = (run.record for run in self.whole)

@@ -24,12 +24,14 @@ _AT_ONCE = 4096
 _FIO_SECONDS, _FIO_DEPTH = 3, 16
 
 
-def random_store(path: Path, model: ModelConfig, bits: int, seed: int = 0) -> Header:
-    """A store as large as a model's, of random bytes."""
+def random_store(
+    path: Path, model: ModelConfig, bits: int, counts_V: np.ndarray | None = None, seed: int = 0
+) -> Header:
+    """A store as large as a model's, of random bytes; `counts_V` says how often tokens occur, if known."""
     K, D = model.num_memory_blocks, model.hidden_size
-    sections = {}
+    sections = {} if counts_V is None else {"counts": counts_V.astype("<u8")}
     if bits < 16:
-        sections = {"levels": np.zeros(2**bits, "<f4"), "columns": np.ones(K * D, "<f4")}
+        sections |= {"levels": np.zeros(2**bits, "<f4"), "columns": np.ones(K * D, "<f4")}
     sums = {name: checksum(array) for name, array in sections.items()}
     header = Header(model.vocab_size, K, D, bits, 32, (), "0" * 64, sums)
     random = np.random.default_rng(seed)

@@ -1,0 +1,53 @@
+"""The page's section on smaller tables, and a record of each form, from the runs that were looked into."""
+
+import json
+from collections.abc import Iterable
+
+from studies.figures import opened
+from studies.markdown import table
+from studies.results import Study
+from tide_lm.report.figures.compression import RANKS, changes, rare_change
+from tide_lm.report.results import Run
+from tide_lm.report.wording import difference, percent
+
+
+def _measured(study: Study) -> list[Run]:
+    return [run for run in opened(study.looked) if RANKS.missing(run) is None]
+
+
+def records(study: Study) -> str | None:
+    """One for each form that was measured, and one for the tables as trained."""
+    found = []
+    for run in _measured(study):
+        result = run.result("compression")
+        whole = {"form": "as trained", "bytes": None, "relative_bytes": None, "texts": result["as_trained"]}
+        for form in (whole, *result["forms"]):
+            texts = {name: text["perplexity"] for name, text in form["texts"].items()}
+            about = {key: form[key] for key in ("form", "bytes", "relative_bytes")}
+            found.append({"model": run.name, **about, "perplexity": texts})
+    return json.dumps({"records": found}, indent=2) + "\n" if found else None
+
+
+def section(study: Study) -> Iterable[str]:
+    if not (measured := _measured(study)):
+        return
+    rows = []
+    for form in measured[0].result("compression")["forms"]:
+        cells = [form["form"], f"{100 * form['relative_bytes']:.1f} %"]
+        for run in measured:
+            same = next(f for f in run.result("compression")["forms"] if f["form"] == form["form"])
+            cells += [percent(change, 2) for change in changes(run, same).values()]
+            cells.append(difference(rare_change(run, same)))
+        rows.append(cells)
+    texts = measured[0].result("compression")["as_trained"]
+    columns = [f"{what}, {run.name}" for run in measured for what in (*texts, "rare")]
+    yield "## Smaller tables"
+    yield (
+        "What the tables of one run cost in other forms, without training on: bytes of a store over those of "
+        "the tables in 16 bits, by how much the perplexity of each text changes, and how many nats the "
+        "rarest three deciles lose. It is what layers receive that is stored, with norm and gain. A rank is "
+        "a share of the full one, of each table as in the paper; of all blocks together it is `joint`, and "
+        "`uneven` gives more of it to blocks that need it; `weighted` has the power of a token's frequency "
+        "by which its rows count."
+    )
+    yield table(["form", "bytes", *columns], rows)
