@@ -404,12 +404,22 @@ class TideForCausalLM(TidePreTrainedModel, LlamaForCausalLM):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: Any = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if kwargs.get("memory") is not None:
             raise ValueError("generate looks the memory up for each new token: leave memory= out")
-        if isinstance(memory := self.model.memory, StoredMemory):
-            kwargs["stopping_criteria"] = [ReadAhead(memory), *(kwargs.get("stopping_criteria") or [])]
-        return super().generate(*args, **kwargs)
+        if isinstance(memory := self.model.memory, StoredMemory) and memory.rows is not None:
+            stopping_criteria = [ReadAhead(memory), *(stopping_criteria or [])]
+        return super().generate(
+            inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
+        )
 
     @can_return_tuple
     def forward(

@@ -116,7 +116,7 @@ class StoredMemory(nn.Module):
         staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._fetch(tokens_U, staged_UR.numpy())
         index_BT = torch.from_numpy(index_N.reshape(input_ids_BT.shape)).to(device)
-        return staged_UR.to(device, non_blocking=True), index_BT
+        return staged_UR.to(device, non_blocking=device.type == "cuda"), index_BT
 
 
 class ReadAhead(StoppingCriteria):

@@ -93,6 +93,13 @@ def test_weights_favour_frequent_tokens(memory):
     assert error(memory, Form(16, rank=0.15, weighted=1), counts) > error(memory, Form(16, rank=0.15))
 
 
+def test_a_power_of_frequencies_is_between_none_and_all(memory):
+    counts = np.full(53, 1)
+    counts[:6] = 10_000
+    losses = [error(memory, Form(16, rank=0.15, weighted=w), counts, slice(6)) for w in (0, 0.25, 1)]
+    assert losses[0] > 1.05 * losses[1] > 1.1 * losses[2]
+
+
 def test_a_row_that_is_not_finite_is_named(memory):
     with torch.no_grad():
         memory.weight[17, 1, 3] = float("nan")

@@ -1,5 +1,6 @@
 """Packed models: the same rows from wherever they are, and clear words when they cannot be had."""
 
+import copy
 import errno
 import json
 import os
@@ -117,6 +118,42 @@ def test_a_packed_model_that_is_saved_opens_again(packed, token_ids, tmp_path):
     assert torch.equal(logits(again, token_ids), logits(model, token_ids))
     model.save_pretrained(folder)  # onto itself
     assert verify(TideForCausalLM.from_pretrained(folder, memory="store")).header.vocab_size == 53
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_copy_of_a_packed_model_is_a_model(packed, token_ids, place):
+    model = TideForCausalLM.from_pretrained(packed[1], memory=place)
+    assert torch.equal(logits(copy.deepcopy(model), token_ids), logits(model, token_ids))
+
+
+def test_criteria_may_be_given_by_their_place(packed, token_ids):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store")
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 2}
+    asked = []
+
+    def stop(ids, scores):
+        asked.append(ids.shape)
+        return torch.ones(len(ids), dtype=torch.bool)
+
+    assert model.generate(token_ids, None, None, [stop], **options).shape[1] == token_ids.shape[1] + 1
+    assert asked
+
+
+def test_beams_read_no_row_twice_in_a_step(packed, token_ids):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store", memory_cache_bytes=0)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2, "num_beams": 3}
+    found = model.generate(token_ids, **options)
+    in_memory = TideForCausalLM.from_pretrained(packed[1], memory="device")
+    assert torch.equal(found, in_memory.generate(token_ids, **options))
+    counters = model.model.memory.counters
+    assert counters.waits <= 3  # the prompt's, and where a read was not done yet
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(tiny_model, tmp_path):
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(ValueError, match="is there already: name another folder"):
+        pack(tiny_model(), tmp_path, Form(4))
+    assert (tmp_path / "thesis.txt").read_text() == "all of it"
 
 
 def test_the_folder_holds_what_is_left_of_the_weights(packed):

@@ -21,7 +21,7 @@ from tide_lm.store.aio import AsyncReads
 from tide_lm.store.format import Header, StoreError, checksum
 from tide_lm.store.reader import StoredRows, StoreFile
 
-COUNTS = np.arange(50, dtype="<u8")[::-1]  # the first tokens are the most frequent
+COUNTS = np.roll(np.arange(50, dtype="<u8")[::-1], 20)  # the most frequent are 20, 21 and so on
 ROW = HEADER.codec.row_bytes
 
 
@@ -312,13 +312,87 @@ def test_the_cache_begins_with_the_most_frequent_rows_and_keeps_what_was_used_la
     path, rows = store
     cached = StoredRows(StoreFile(path), 5 * ROW + ROW // 2)
     found = []
-    for tokens in ([0, 1], [10], [4], [0, 1, 2, 10], range(50), range(45, 50), [0]):
+    for tokens in ([20, 21], [10], [24], [10, 20, 21, 22], range(50), range(45, 50), [0]):
         before = cached.counters.hits, cached.counters.misses
         assert np.array_equal(fetch(cached, tokens), rows[list(tokens)])
         found.append((cached.counters.hits - before[0], cached.counters.misses - before[1]))
-    # 10 takes the place of 4, the least frequent of those that were not used; and 4 that of 3.
+    # 10 takes the place of 24, the least frequent of those that were not used; and 24 that of 23.
     assert found == [(2, 0), (0, 1), (0, 1), (4, 0), (5, 45), (5, 0), (0, 1)]
     assert cached.counters.bytes == 48 * ROW
+
+
+def test_an_interrupt_leaves_no_token_with_the_row_of_another(store):
+    """Raised at any line of `_keep`, as Ctrl-C may be."""
+    path, rows = store
+    cached, random = StoredRows(StoreFile(path), 6 * ROW), np.random.default_rng(0)
+    interrupted = 0
+
+    def interrupt(frame, event, _):
+        nonlocal left
+        left -= frame.f_code.co_name == "_keep"
+        if left < 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    for _ in range(100):
+        tokens = np.unique(random.integers(50, size=4))
+        left = int(random.integers(15))
+        sys.settrace(interrupt)
+        try:
+            fetch(cached, tokens)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        assert np.array_equal(fetch(cached, range(50)), rows)
+    assert interrupted > 30
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_child_does_not_wait_for_what_its_parent_reads_ahead(store, monkeypatch):
+    path, rows = store
+    cached = StoredRows(StoreFile(path), 0)
+    read_rows, parent = cached.file.read, os.getpid()
+
+    def slowly(tokens):
+        time.sleep(1 if os.getpid() == parent else 0)
+        return read_rows(tokens)
+
+    monkeypatch.setattr(cached.file, "read", slowly)
+    cached.prefetch(np.array([5]))
+    child = multiprocessing.get_context("fork").Process(target=_reads_all, args=(cached.file, cached, rows))
+    child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
+
+
+def test_of_what_is_read_ahead_only_a_part_may_be_asked_for(store):
+    path, rows = store
+    cached = StoredRows(StoreFile(path), 0)
+    cached.prefetch(np.array([5, 9, 12]))
+    assert np.array_equal(fetch(cached, [5, 12]), rows[[5, 12]])
+    assert cached.counters.bytes == 3 * ROW
+    cached.prefetch(np.array([5, 9]))
+    assert np.array_equal(fetch(cached, [2, 9, 30]), rows[[2, 9, 30]])
+    assert cached.counters.bytes == 7 * ROW
+
+
+def test_what_is_no_longer_wanted_is_not_read(store, monkeypatch):
+    path, _ = store
+    cached = StoredRows(StoreFile(path), 0)
+    asked, read_rows = [], cached.file.read
+
+    def slowly(tokens):
+        asked.append(tokens.tolist())
+        time.sleep(0.2)
+        return read_rows(tokens)
+
+    monkeypatch.setattr(cached.file, "read", slowly)
+    for token in range(9):
+        cached.prefetch(np.array([token]))
+    fetch(cached, [8])
+    assert asked == [[0], [8]]
 
 
 def test_without_counts_the_cache_begins_empty(tmp_path):

@@ -49,6 +49,10 @@ def on_forms(
     runs.results_folder(subject.run)
     forms = [known[name] for name in names or known]
     if subject.frequencies is None:
+        if lost := [str(form) for form in forms if names and form.weighted]:
+            raise typer.BadParameter(
+                f"--form {lost[0]!r} is weighted by how frequent tokens are: give --counts"
+            )
         typer.echo("without --counts no form is weighted by the frequency of tokens", err=True)
         forms = [form for form in forms if not form.weighted]
     texts, windows = reading.texts_of(subject), reading.windows_of(subject)

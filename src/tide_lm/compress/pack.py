@@ -42,6 +42,8 @@ def pack(
     """
     if model.model.tables is None:
         raise ValueError("a base model (num_memory_blocks=0) has no tables to pack")
+    if folder.exists():
+        raise ValueError(f"{folder} is there already: name another folder, or remove it")
     encoder = Encoder(model.model.tables, form, fingerprint(model), counts_V)
     with runs.write_folder(folder) as draft:
         rows = (some.cpu().numpy() for some in encoder.rows())

@@ -171,6 +171,8 @@ class Header:
         text = start[PREFIX.size : PREFIX.size + size]
         if len(text) < size or zlib.crc32(text) != crc32:
             raise StoreError("its header is damaged: the checksum does not fit")
+        if any(start[PREFIX.size + size :]):
+            raise StoreError("its header is damaged: what follows it is not zero")
         try:
             found = json.loads(text)
             primary = {name: found[name] for name in _PRIMARY} | {"ranks": tuple(found["ranks"])}

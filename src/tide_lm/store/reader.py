@@ -52,7 +52,7 @@ class StoreFile:
     def __init__(self, path: Path, direct: bool = True) -> None:
         self.path, self._threads = path, _Threads(THREADS, "tide-store")
         try:
-            with path.open("rb", buffering=0) as file:
+            with path.open("rb") as file:
                 self.header = read_header(file, os.fstat(file.fileno()).st_size)
                 arrays = self.header.sections.items()
                 self.sections = {name: read_section(file, section, name) for name, section in arrays}
@@ -64,6 +64,9 @@ class StoreFile:
         weakref.finalize(self, os.close, self._descriptor)
         self.is_async = self.is_direct and _has_async_reads()  # in the page cache they are no faster
         self._own = threading.local()
+
+    def __reduce__(self) -> tuple[type, tuple[Path, bool]]:
+        return StoreFile, (self.path, self.is_direct)  # opened once more, for a copy of a model
 
     def read(self, tokens_U: np.ndarray) -> np.ndarray:
         """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
@@ -78,8 +81,8 @@ class StoreFile:
         return batch.rows()
 
     def _read_part(self, batch: "_Batch", part: slice) -> None:
-        if getattr(self._own, "process", 0) != os.getpid():
-            self._own.process, self._own.reads = os.getpid(), None
+        if not hasattr(self._own, "reads"):
+            self._own.reads = None
             if self.is_async:
                 with suppress(OSError):  # a system has only so many
                     self._own.reads = AsyncReads(_AT_ONCE)
@@ -89,8 +92,8 @@ class StoreFile:
         try:
             batch.read_at_once(self._own.reads, part)
         except BaseException:
-            self._own.process = 0
             self._own.reads.close()  # which waits for what is under way: its memory is not ours after this
+            del self._own.reads
             raise
 
     def _check(self, tokens_U: np.ndarray, batch: "_Batch") -> None:
@@ -219,19 +222,30 @@ class StoredRows:
         if cache_bytes < 0:
             raise ValueError(f"the cache has {cache_bytes:,} bytes: it must have 0 or more")
         header = file.header
-        self.file, self.counters, self._lock = file, Counters(), threading.Lock()
+        self.file, self.counters, self.cache_bytes = file, Counters(), cache_bytes
         places = min(cache_bytes // header.codec.row_bytes, header.vocab_size)
         self._rows_CR = np.empty((places, header.codec.row_bytes), np.uint8)  # pages come when they are used
         self._places: OrderedDict[int, int] = OrderedDict()  # by token, the least recently used first
-        self._ahead: tuple[np.ndarray, Future[np.ndarray]] | None = None
+        self._free = list(range(places))
         self._reader = _Threads(1, "tide-ahead")
+        self._begin_in_process()
         if "counts" in file.sections:
             by_count = np.argsort(-file.sections["counts"].astype(np.float64), kind="stable")[:places]
             for some in np.array_split(by_count[::-1], -(-places // _AT_ONCE)) if places else ():
                 self._keep(some, file.read(some))
 
+    def __reduce__(self) -> tuple[type, tuple[StoreFile, int]]:
+        return StoredRows, (self.file, self.cache_bytes)
+
+    def _begin_in_process(self) -> None:
+        """A lock that nobody holds, and nothing read ahead: a child has none of its parent's threads."""
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._ahead: tuple[np.ndarray, Future[np.ndarray]] | None = None
+
     def fetch(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
         """Rows of ascending tokens, each once."""
+        if self._process != os.getpid():
+            self._begin_in_process()
         with self._lock:
             places = [self._places.get(token) for token in tokens_U.tolist()]
             known_U = np.array([place is not None for place in places], bool)
@@ -246,28 +260,41 @@ class StoredRows:
                 self._keep(missed, rows)
 
     def prefetch(self, tokens_U: np.ndarray) -> None:
-        """Begins to read rows that will be asked for next; what was begun before is forgotten."""
+        """Begins to read rows that may be asked for next; what was begun before is forgotten."""
+        if self._process != os.getpid():
+            self._begin_in_process()
         with self._lock:
+            if self._ahead is not None:
+                self._ahead[1].cancel()
             missed = np.array([token for token in tokens_U.tolist() if token not in self._places], np.int64)
             self._ahead = (missed, self._reader().submit(self._read, missed)) if len(missed) else None
 
     def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray) -> None:
-        """In free places, and then in those of the rows that were not used for the longest."""
-        room = len(self._rows_CR)
-        kept = slice(max(0, len(tokens_U) - room), None)
-        places = []
-        for token in tokens_U[kept].tolist():
-            full = len(self._places) == room
-            self._places[token] = place = self._places.popitem(last=False)[1] if full else len(self._places)
-            places.append(place)
+        """In free places, and then in those of the rows that were not used for the longest.
+
+        Wherever it is interrupted, a place may be lost, and no token has another's row.
+        """
+        wanted = min(len(tokens_U), len(self._rows_CR))
+        while len(self._free) < wanted and self._places:
+            self._free.append(self._places.popitem(last=False)[1])
+        places = self._free[:wanted]
+        kept = slice(len(tokens_U) - len(places), None)
         self._rows_CR[places] = rows_UR[kept]
+        del self._free[:wanted]
+        self._places.update(zip(tokens_U[kept].tolist(), places, strict=True))
 
     def _awaited(self, tokens: np.ndarray) -> np.ndarray:
+        """What was read ahead, and the rest from the file."""
         started, ahead, self._ahead = time.perf_counter(), self._ahead, None
-        if ahead is None or not np.array_equal(ahead[0], tokens):
+        known = np.zeros(len(tokens), bool) if ahead is None else np.isin(tokens, ahead[0])
+        if ahead is None or not known.any():
             rows, waited = self._read(tokens), True
         else:
-            waited, rows = not ahead[1].done(), ahead[1].result()
+            waited = not (known.all() and ahead[1].done())
+            rows = np.empty((len(tokens), self._rows_CR.shape[1]), np.uint8)
+            if not known.all():
+                rows[~known] = self._read(tokens[~known])
+            rows[known] = ahead[1].result()[np.searchsorted(ahead[0], tokens[known])]
         if waited:
             self.counters.waits += 1
             self.counters.seconds += time.perf_counter() - started

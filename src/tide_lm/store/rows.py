@@ -39,7 +39,8 @@ class RowDecoder:
             numbers_UN = numbers_UN * arrays["columns"]
         if header.ranks:
             parts = zip(numbers_UN.split(header.ranks, 1), arrays["basis"].split(header.ranks), strict=True)
-            numbers_UN = torch.cat([coefficients @ basis for coefficients, basis in parts], 1)
+            with torch.autocast(bytes_UR.device.type, enabled=False):
+                numbers_UN = torch.cat([coefficients @ basis for coefficients, basis in parts], 1)
         return numbers_UN.unflatten(1, (header.blocks, header.hidden))
 
     def _arrays(self, device: torch.device) -> dict[str, torch.Tensor]:
