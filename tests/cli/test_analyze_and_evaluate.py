@@ -190,6 +190,7 @@ def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path):
             result_of("analyze", what.value, str(model), *chosen)
         result_of("evaluate", str(model), "--text", str(tmp_path / "text.txt"))
         result_of("evaluate", str(model), "--all-checkpoints")
+        result_of("compress", str(model), "--form", "4 bits", "--form", "16 bits, rank 0.5")
     done = CliRunner().invoke(commands(), ["report", str(run), str(other), "--cards"], catch_exceptions=False)
     assert "warning" not in done.stderr
     assert "by word" in (run / "export" / "README.md").read_text()

@@ -24,6 +24,7 @@ REQUIRED = {
     "matplotlib": "3.10",
     "jinja2": "3.1",
 }
+WHERE_THERE_IS_ONE = {"isal"}  # not for every kind of machine, and the same is done without it
 EXTRAS = {
     "accelerate": "hf",
     "peft": "hf",
@@ -48,7 +49,7 @@ def command(as_json: AsJson = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    packages = {name: installed_version(name) for name in (*REQUIRED, *EXTRAS, "triton")}
+    packages = {name: installed_version(name) for name in (*REQUIRED, *WHERE_THERE_IS_ONE, *EXTRAS, "triton")}
     lacking = [name for name, least in REQUIRED.items() if _numbers(packages[name]) < _numbers(least)]
     return {
         "tide_lm": __version__,
