@@ -23,9 +23,9 @@ except ImportError:
 from tide_lm.store.aio import AsyncReads
 from tide_lm.store.format import BLOCK, HEADER_BYTES, StoreError, read_header, read_section
 
-THREADS = 16  # that read, each one row after the other
-_BEGINNERS = 4  # threads where the system has asynchronous reads: each has so many under way
+THREADS = 16  # that read, each one row after the other, where the system has no asynchronous reads
 _AT_ONCE = 1024
+_UNDER_WAY = 256  # reads; with more, fewer are under way while rows are summed up
 _ALONE = 2  # so few rows are not worth handing over
 
 
@@ -73,27 +73,28 @@ class StoreFile:
         batch = _Batch(self._descriptor, self.header.row_at(tokens_U), self.header.row_bytes)
         if len(tokens_U) <= _ALONE:
             batch.read_each(slice(0, len(tokens_U)))
+        elif (reads := self._async_reads()) is not None:
+            self._read_at_once(batch, reads)
         else:
-            threads = _BEGINNERS if self.is_async else self._threads.count
-            cuts = np.linspace(0, len(tokens_U), min(threads, len(tokens_U)) + 1).astype(int)
-            list(self._threads().map(lambda cut: self._read_part(batch, slice(*cut)), pairwise(cuts)))
+            cuts = np.linspace(0, len(tokens_U), min(self._threads.count, len(tokens_U)) + 1).astype(int)
+            list(self._threads().map(lambda cut: batch.read_each(slice(*cut)), pairwise(cuts)))
         self._check(tokens_U, batch)
         return batch.rows()
 
-    def _read_part(self, batch: "_Batch", part: slice) -> None:
-        if not hasattr(self._own, "reads"):
-            self._own.reads = None
-            if self.is_async:
-                with suppress(OSError):  # a system has only so many
-                    self._own.reads = AsyncReads(_AT_ONCE)
-        if self._own.reads is None:
-            batch.read_each(part)
-            return
+    def _async_reads(self) -> AsyncReads | None:
+        """This thread's: a child of the process has none of its parent's."""
+        if self.is_async and getattr(self._own, "process", None) != os.getpid():
+            self._own.reads, self._own.process = None, os.getpid()
+            with suppress(OSError):  # a system has only so many
+                self._own.reads = AsyncReads(_UNDER_WAY)
+        return self._own.reads if self.is_async else None
+
+    def _read_at_once(self, batch: "_Batch", reads: AsyncReads) -> None:
         try:
-            batch.read_at_once(self._own.reads, part)
+            batch.read_at_once(reads)
         except BaseException:
-            self._own.reads.close()  # which waits for what is under way: its memory is not ours after this
-            del self._own.reads
+            del self._own.process
+            reads.close()  # which waits for what is under way: its memory is not ours after this
             raise
 
     def _check(self, tokens_U: np.ndarray, batch: "_Batch") -> None:
@@ -142,11 +143,11 @@ class _Batch:
                 self.found_U[place] = -(error.errno or errno.EIO)
         self._sum(np.arange(part.start, part.stop))
 
-    def read_at_once(self, reads: AsyncReads, part: slice) -> None:
+    def read_at_once(self, reads: AsyncReads) -> None:
         """As many as can be begun; those that have ended are summed up meanwhile."""
         addresses_U = self.blocks_UB.ctypes.data + np.arange(len(self.at_U)) * self._width
-        begun = ended = part.start
-        stop = part.stop
+        begun = ended = 0
+        stop = len(self.at_U)
         while ended < stop:
             some = slice(begun, min(stop, ended + reads.depth))
             if begun < some.stop:
@@ -194,7 +195,7 @@ def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
 
 def _has_async_reads() -> bool:
     try:
-        AsyncReads(_AT_ONCE).close()
+        AsyncReads(1).close()
     except OSError:
         return False
     return True
@@ -288,6 +289,8 @@ class StoredRows:
         started, ahead, self._ahead = time.perf_counter(), self._ahead, None
         known = np.zeros(len(tokens), bool) if ahead is None else np.isin(tokens, ahead[0])
         if ahead is None or not known.any():
+            if ahead is not None:
+                ahead[1].cancel()
             rows, waited = self._read(tokens), True
         else:
             waited = not (known.all() and ahead[1].done())
