@@ -22,6 +22,8 @@ from tide_lm.store.reader import StoreFile
 
 _AT_ONCE = 4096
 _FIO_SECONDS, _FIO_DEPTH = 3, 16
+_READS = 5  # of the reader in a round
+_SETTLING = 0.2  # seconds: a system goes on giving pages back after it was asked to
 
 
 def random_store(
@@ -49,20 +51,21 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Seconds for the rows of so many tokens, by a loop over a memory map and by the reader, in turns.
 
     Before each the page cache is told to forget the file. With fio there is what the disk gives for reads of
-    as many bytes, 16 at once.
+    as many bytes, 16 at once, for seconds on end: so the reader, which takes a small part of one, reads other
+    tokens some more times.
     """
     file = StoreFile(path)
     header = file.header
     random = np.random.default_rng(0)
     block = up_to(header.row_bytes, BLOCK)
     found: dict[str, list[float]] = {"mmap": [], "reader": [], "fio": []}
+    ways = [("mmap", lambda ids: mapped_rows(path, header, ids)), *[("reader", file.read)] * _READS]
     file.read(np.arange(tokens))  # what it needs is made
     for _ in range(rounds):
-        ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
-        forget(path)
-        found["mmap"].append(_seconds(lambda: mapped_rows(path, header, ids)))  # noqa: B023
-        forget(path)
-        found["reader"].append(_seconds(lambda: file.read(ids)))  # noqa: B023
+        for name, way in ways:
+            ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
+            forget(path)
+            found[name].append(_seconds(lambda: way(ids)))  # noqa: B023
         if (rate := fio_reads(path, block)) is not None:
             found["fio"].append(tokens / rate)
     seconds = {name: statistics.median(times) for name, times in found.items() if times}
@@ -85,7 +88,7 @@ def mapped_rows(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
 
 
 def forget(path: Path) -> None:
-    """Asks the system to have nothing of a file in its cache."""
+    """Asks the system to have nothing of a file in its cache, and waits until that is done."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,6 +96,7 @@ def forget(path: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
+    time.sleep(_SETTLING)
 
 
 def fio_reads(path: Path, block: int) -> float | None:
@@ -119,7 +123,10 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second of `generate` with tables as trained, with packed rows, and from a warm store."""
+    """Tokens a second of `generate` with tables as trained, with packed rows, and from a warm store.
+
+    They take turns, and what the store is compared with is of the same round.
+    """
     torch.manual_seed(0)
     model = TideForCausalLM(TideConfig.from_preset(preset)).eval()
     pack(model, folder, Form(bits))
@@ -129,17 +136,22 @@ def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int)
     prompt = torch.randint(model.config.vocab_size, (1, 16), generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     found: dict[str, list[float]] = {name: [] for name in models}
+    names = list(models)
     for turn in range(rounds + 1):
-        for name, each in models.items():
-            taken = _seconds(lambda: each.generate(prompt, pad_token_id=0, **options))  # noqa: B023
+        names.append(names.pop(0))
+        for name in names:
+            taken = _seconds(lambda: models[name].generate(prompt, pad_token_id=0, **options))  # noqa: B023
             if turn:  # the first fills the cache
                 found[name].append(tokens / taken)
-    rates = {name: statistics.median(each) for name, each in found.items()}
+
+    def over(other: str) -> float:
+        return statistics.median(a / b for a, b in zip(found["store"], found[other], strict=True))
+
     return {
         "preset": preset,
         "tokens": tokens,
         "rounds": rounds,
-        "tokens_per_s": rates,
-        "over_tables": rates["store"] / rates["tables"],
-        "over_device": rates["store"] / rates["device"],
+        "tokens_per_s": {name: statistics.median(each) for name, each in found.items()},
+        "over_tables": over("tables"),
+        "over_device": over("device"),
     }
