@@ -19,12 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 from tide_lm import presets
 from tide_lm.compress.benchmark import random_store
+from tide_lm.config import Residence
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.perplexity import TextSize, document_tokens
 from tide_lm.store.reader import StoredRows, StoreFile
-from tide_lm.stored_memory import CACHE_BYTES
 
+CACHE_BYTES = Residence().cache_bytes
 AT_ONCE = {"decode": 1, "prefill": 2048}  # tokens of a fetch
 
 

@@ -34,10 +34,10 @@ def section(study: Study) -> Iterable[str]:
     rows = []
     for form in measured[0].result("compression")["forms"]:
         cells = [form["form"], f"{100 * form['relative_bytes']:.1f} %"]
-        for run in measured:
-            same = next(f for f in run.result("compression")["forms"] if f["form"] == form["form"])
-            cells += [percent(change, 2) for change in changes(run, same).values()]
-            cells.append(difference(rare_change(run, same)))
+        for result in (run.result("compression") for run in measured):
+            same = next(other for other in result["forms"] if other["form"] == form["form"])
+            cells += [percent(change, 2) for change in changes(result, same).values()]
+            cells.append(difference(rare_change(result, same)))
         rows.append(cells)
     texts = measured[0].result("compression")["as_trained"]
     columns = [f"{what}, {run.name}" for run in measured for what in (*texts, "rare")]

@@ -3,6 +3,7 @@
 None stands for runs that are not there.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import correlation, linear_regression, mean
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from studies.plan import HALF
 from studies.results import BLOCKS, Kept, Spread, Study
 from tide_lm.report import paper
+from tide_lm.report.figures.compression import changes
 
 
 class Finding(NamedTuple):
@@ -301,14 +303,12 @@ def amplification(study: Study, recipe: str) -> Finding | None:
 
 
 def _cost(study: Study, recipe: str, form: str) -> list[float] | None:
-    """By text, how much more perplexity there is with the tables in a form."""
+    """By text, how much more perplexity there is with the tables in a form; infinite where it has none."""
     if (found := _looked(study, "tide", recipe, "compression")) is None:
         return None
     for record in found["forms"]:
         if record["form"] == form:
-            whole = found["as_trained"]
-            texts = record["texts"].items()
-            return [text["perplexity"] / whole[name]["perplexity"] - 1 for name, text in texts]
+            return [math.inf if more is None else more for more in changes(found, record).values()]
     return None
 
 

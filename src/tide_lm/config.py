@@ -1,10 +1,11 @@
 """The shape of a model, as presets and estimates need it, without torch or transformers."""
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _LARGEST = 2**31 - 1
 
@@ -15,6 +16,20 @@ class Place(StrEnum):
     device = "device"
     cpu = "cpu"
     store = "store"
+
+
+class Residence(NamedTuple):
+    """A place, and of a store how many bytes of rows stay in memory."""
+
+    place: Place = Place.device
+    cache_bytes: int = 64 << 20
+
+    @classmethod
+    def parse(cls, text: str) -> "Residence":
+        """As commands have it: `device`, `cpu`, `store`, or `store:256` with so many MiB."""
+        if not (found := re.fullmatch(rf"({'|'.join(Place)})|store:(\d{{1,9}})", text)):
+            raise ValueError(f"{text!r} is none of {', '.join(Place)} and store:MIB, as in store:256")
+        return cls(Place.store, int(found[2]) << 20) if found[2] else cls(Place(text))
 
 
 def check_own_blocks(blocks: int, layers: int) -> None:

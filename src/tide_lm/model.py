@@ -306,7 +306,9 @@ class TideModel(TidePreTrainedModel, LlamaModel):
     def tables(self) -> EmbeddingMemory | None:
         """The memory as it is trained."""
         if isinstance(self.memory, StoredMemory):
-            raise ValueError("a packed memory cannot be trained: train the model that it was packed from")
+            raise ValueError(
+                "this model is packed, and has no tables: take the model that it was packed from"
+            )
         return self.memory
 
     def _init_weights(self, module: nn.Module) -> None:

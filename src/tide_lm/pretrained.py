@@ -18,9 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 from transformers.utils import cached_file
 
 from tide_lm import presets, runs
-from tide_lm.config import Place, check_own_blocks
+from tide_lm.config import Place, Residence, check_own_blocks
 from tide_lm.seeded_init import normal, normal_rows
-from tide_lm.stored_memory import CACHE_BYTES, StoredMemory
+from tide_lm.stored_memory import StoredMemory
 
 _SHIM_MODULE = "modeling_tide"
 _SHIM = '''\
@@ -187,7 +187,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         ignore_mismatched_sizes: bool = False,
         output_loading_info: bool = False,
         memory: Place | str | None = None,
-        memory_cache_bytes: int = CACHE_BYTES,
+        memory_cache_bytes: int = Residence().cache_bytes,
         **kwargs: Any,
     ) -> Any:
         """As in transformers, but a checkpoint that lacks memory is an error, not random tables.
@@ -228,15 +228,14 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             stored.open(
                 Path(path),
                 model.config.memory_store["fingerprint"],
-                Place(memory or "device"),
-                memory_cache_bytes,
+                Residence(Place(memory or "device"), memory_cache_bytes),
                 model.base_model.embed_tokens.weight.device,
             )
         elif memory in (Place.cpu, Place.store):
-            raise ValueError(
-                f"memory={memory!r}, and {model.name_or_path!r} has its tables among its weights: pack it "
-                "first, with `tide-lm pack`"
-            )
+            lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
+            if not model.config.num_memory_blocks:
+                lacks = "is a base model, without any memory: leave memory out"
+            raise ValueError(f"memory={memory!r}, and {model.name_or_path!r} {lacks}")
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
@@ -246,6 +245,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             assert self.config.memory_store is not None
             copy = Path(save_directory) / self.config.memory_store["file"]
             if not (copy.exists() and copy.samefile(stored.file.path)):
+                stored.file.check_name()
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 runs.copy_atomically(stored.file.path, copy)
         super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder

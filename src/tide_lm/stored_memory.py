@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from transformers import StoppingCriteria
 
-from tide_lm.config import Place
+from tide_lm.config import Place, Residence
 from tide_lm.store.format import Header, StoreError
 from tide_lm.store.reader import Counters, StoredRows, StoreFile
 from tide_lm.store.rows import RowDecoder
 
-CACHE_BYTES = 64 << 20
 _AT_ONCE = 4096  # rows that are read into memory
 
 Fetch = Callable[[np.ndarray, np.ndarray], Any]
@@ -37,9 +36,7 @@ class StoredMemory(nn.Module):
         self._fetch: Fetch | None = None
         self.register_buffer("bytes_VR", None, persistent=False)
 
-    def open(
-        self, path: Path, fingerprint: str, place: Place, cache_bytes: int, device: torch.device
-    ) -> None:
+    def open(self, path: Path, fingerprint: str, residence: Residence, device: torch.device) -> None:
         """Reads the rows from a store, or with the place `"store"` when they are asked for."""
         file = StoreFile(path)
         expected = {
@@ -55,15 +52,17 @@ class StoredMemory(nn.Module):
                     "give the model the store that was packed from it, or pack it again with `tide-lm pack`"
                 )
         self.file = file
-        if place is Place.store:
-            self.rows = StoredRows(file, cache_bytes)
+        if residence.place is Place.store:
+            self.rows = StoredRows(file, residence.cache_bytes)
             self._decode, self._fetch = RowDecoder(file.header, file.sections), self.rows.fetch
             return
         bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
         for start in range(0, self.vocab_size, _AT_ONCE):
             some = bytes_VR[start : start + _AT_ONCE]
             some[:] = file.read(np.arange(start, start + len(some)))
-        if place is Place.device:
+        if (
+            residence.place is Place.device and device.type != "meta"
+        ):  # as that of weights which are offloaded
             self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:
             self._decode = RowDecoder(file.header, file.sections)

@@ -2,6 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -102,6 +106,18 @@ def test_a_store_is_timed_and_removed(tmp_path):
     assert found["read"]["seconds"].keys() >= {"mmap", "reader"}
     assert found["decode"]["tokens_per_s"].keys() == {"tables", "device", "store"}
     assert not list(place.iterdir())
+
+
+def test_a_store_is_removed_when_the_bench_is_ended(tmp_path):
+    options = ["tide-8e-small", "--rounds", "99", "--folder", str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "-m", "tide_lm", "bench", "store", *options])
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob(".bench-store-*/rows.tide")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir())
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

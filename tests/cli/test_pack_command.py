@@ -1,6 +1,7 @@
 """`tide-lm pack`, and a packed model in other commands, as a user calls them."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,36 @@ def test_a_packed_model_is_evaluated_from_wherever_its_rows_are(packed, trained,
     assert places.pop() == pytest.approx(whole, rel=0.01)
 
 
+def test_a_store_may_be_given_a_budget_and_tells_what_was_read(packed, text, tmp_path):
+    folder, _ = packed
+    rows = {}
+    for budget in ("0", "64"):
+        options = ["--text", text, "--window", "32", "--run", str(tmp_path), "--memory", f"store:{budget}"]
+        done = tide_lm("evaluate", str(folder), *options)
+        assert done.returncode == 0, done.stderr
+        found = re.search(r"rows from the store: ([\d,]+) were in memory and ([\d,]+) were read", done.stderr)
+        rows[budget] = [int(number.replace(",", "")) for number in found.groups()]
+    assert rows["0"][0] == 0 < rows["0"][1]
+    assert rows["64"] == [rows["0"][1], 0]
+    for wrong in ("disk", "store:", "store:-1", "cpu:64"):
+        done = tide_lm("evaluate", str(folder), "--memory", wrong)
+        assert done.returncode == 2
+        assert "is none of device, cpu, store and store:MIB" in " ".join(
+            done.stderr.replace("│", " ").split()
+        )
+
+
+def test_a_damaged_store_is_named_in_full(packed, text, tmp_path):
+    broken = tmp_path / ("a folder with a name that is long " * 6)
+    shutil.copytree(packed[0], broken)
+    with (broken / "memory.tide").open("r+b") as file:
+        file.truncate(70_000)
+    done = tide_lm("evaluate", str(broken), "--memory", "store", "--text", text, "--run", str(tmp_path))
+    assert done.returncode == 1
+    assert f"{broken / 'memory.tide'} cannot be read as a store: it has 70,000 bytes" in done.stderr
+    assert done.stderr.rstrip().endswith("copy it again")
+
+
 @pytest.mark.parametrize("what", ["routing", "layer-drop", "distances", "neighbours", "collapse", "norms"])
 def test_a_packed_model_is_analysed_from_its_store(packed, text, tmp_path, what):
     """Which has the counts of tokens too."""
@@ -96,12 +127,15 @@ def test_what_cannot_be_packed_is_refused(packed, trained, tmp_path):
         ([str(trained), "--out", str(tmp_path / "a"), "--blocks", "joint"], 2, "give one below 1"),
         ([str(trained), "--out", str(tmp_path)], 1, "is there already"),
         ([str(trained), "--verify"], 1, "has its tables among its weights"),
-        ([str(folder), "--out", str(tmp_path / "a")], 1, "a packed memory cannot be trained"),
+        ([str(folder), "--out", str(tmp_path / "a")], 1, "this model is packed"),
     ):
         done = tide_lm("pack", *arguments)
         assert done.returncode == code, done.stderr
         assert said in " ".join(done.stderr.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a.txt").write_text("a text")
+    done = tide_lm("compress", str(folder), "--run", str(tmp_path), "--text", str(tmp_path / "a.txt"))
+    assert "this model is packed, and has no tables" in done.stderr, done.stderr
     done = tide_lm("evaluate", str(trained), "--memory", "store", "--run", str(tmp_path))
     assert "pack it first, with `tide-lm pack`" in " ".join(done.stderr.split())
 
@@ -136,4 +170,6 @@ def test_compress_measures_forms_and_shows_them(trained, text, tmp_path):
     assert "'4 bits, rank 3' is none of '16 bits', '8 bits'" in " ".join(
         shown.stderr.replace("│", " ").split()
     )
-    assert "4 bits" in tide_lm("compress", *options, "--form", "4 bits").stdout
+    shown = tide_lm("compress", *options, "--form", "4 bits").stdout
+    assert "4 bits" in shown
+    assert "rare tokens" in shown

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tide_lm.compress.encode import Form
-from tide_lm.compress.measure import FORMS, measure
+from tide_lm.compress.encode import Encoder, Form
+from tide_lm.compress.measure import FORMS, held, measure
 from tide_lm.compress.pack import pack
 from tide_lm.evaluate.perplexity import Windows, perplexity
 from tide_lm.evaluate.subject import open_subject
@@ -58,11 +58,14 @@ def test_the_model_is_as_it_was_even_after_an_error(subject, text, monkeypatch):
 
 
 def test_all_forms_have_names_of_their_own_and_can_be_encoded(subject):
-    from tide_lm.compress.measure import _packed
-
     assert len({str(form) for form in FORMS}) == len(FORMS)
+    known = {}
     for form in FORMS:
-        memory, size = _packed(subject.tide.model.tables, form, subject.bins.counts_V)
-        rows = memory(torch.arange(9, device=subject.model.device)[None])[0]
+        memory = [
+            held(Encoder(subject.tide.model.tables, form, "0" * 64, subject.bins.counts_V, reused))
+            for reused in (known, None)
+        ]
+        rows, same = (each(torch.arange(9, device=subject.model.device)[None])[0] for each in memory)
         assert rows.isfinite().all()
-        assert size > 2**16
+        assert torch.equal(rows, same)
+    assert len(known) == 6  # each block's directions and all blocks', by three weights

@@ -23,6 +23,7 @@ from tide_lm.cli.texts import (
     Window,
     named_texts,
     refuse_others,
+    tell_reads,
 )
 from tide_lm.runs import results_folder
 
@@ -123,6 +124,8 @@ def command(
             found[model] = analyze(what, subject, options, tell)
         if not as_json:
             print_summary(what.value, f"{what} of {model}", found[model])
+        if memory is not None:
+            tell_reads(subject)
         typer.echo(f"results in {subject.run / 'results'}", err=True)
     if as_json:
         print_json(found)

@@ -1,6 +1,8 @@
 """`tide-lm bench`: how fast this machine trains, and reads a store."""
 
 import json
+import signal
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Annotated, Any
@@ -91,6 +93,7 @@ def store(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     _check(out)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and remove what is here
     with TemporaryDirectory(dir=folder, prefix=".bench-store-") as place:
         with working(f"Writing a store of {model}"):
             header = random_store(Path(place) / "rows.tide", shape, bits)

@@ -63,12 +63,15 @@ def on_forms(
 
 
 def _print(model: str, result: dict[str, Any]) -> None:
+    from tide_lm.report.figures.compression import changes, rare_change
+    from tide_lm.report.wording import count, difference, percent
+
     whole = result["as_trained"]
-    rows = [("as trained", "", *(f"{text['perplexity']:,.2f}" for text in whole.values()))]
-    for record in result["forms"]:
-        changes = [
-            f"{text['perplexity'] / whole[name]['perplexity'] - 1:+.2%}"
-            for name, text in record["texts"].items()
-        ]
-        rows.append((record["form"], f"{record['relative_bytes']:.1%}", *changes))
-    print_table(f"Perplexity of {model}", ["form", "bytes", *whole], rows)
+    rows = [("as trained", "", *(count(text["perplexity"]) for text in whole.values()), "")]
+    for form in result["forms"]:
+        more = [percent(change, 2) for change in changes(result, form).values()]
+        rows.append(
+            (form["form"], f"{form['relative_bytes']:.1%}", *more, difference(rare_change(result, form)))
+        )
+    columns = ["form", "bytes", *whole, "rare tokens, nats"]
+    print_table(f"Perplexity of {model}", columns, rows)

@@ -21,8 +21,9 @@ from tide_lm.cli.texts import (
     Window,
     named_texts,
     refuse_others,
+    tell_reads,
 )
-from tide_lm.config import Place
+from tide_lm.config import Residence
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.subject import Subject
@@ -98,7 +99,7 @@ def _on_benchmarks(
     limit: int | None,
     batch: int,
     as_json: bool,
-    memory: Place | None,
+    memory: Residence | None,
 ) -> None:
     from tide_lm.evaluate import benchmarks
 
@@ -114,6 +115,7 @@ def _on_benchmarks(
     found = benchmarks.run(subject.model, subject.tokenizer, source, names, batch=batch, limit=limit)
     result = {"model": subject.name, **found}
     _wrote(subject.write("benchmarks", result))
+    tell_reads(subject)
     if as_json:
         print_json(result)
     else:
@@ -153,7 +155,7 @@ def _print_benchmarks(result: dict[str, Any]) -> None:
 
 
 def on_texts(
-    model: str, run: Path | None, counts: Path | None, reading: Reading, memory: Place | None = None
+    model: str, run: Path | None, counts: Path | None, reading: Reading, memory: Residence | None = None
 ) -> dict[str, Any]:
     """Evaluates, and writes results/perplexity.json."""
     from tide_lm.evaluate.subject import open_subject
@@ -167,6 +169,7 @@ def on_texts(
     found = _evaluate(subject, reading)
     made = {name: {**text, "provenance": runs.provenance()} for name, text in found.items()}
     _wrote(subject.write("perplexity", {"texts": earlier | made}))
+    tell_reads(subject)
     return {"texts": found}
 
 

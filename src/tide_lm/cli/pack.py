@@ -8,7 +8,7 @@ import typer
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Counts
-from tide_lm.config import Place
+from tide_lm.config import Place, Residence
 
 
 def command(
@@ -47,7 +47,7 @@ def _verify(model: str) -> dict[str, Any]:
     from tide_lm.evaluate.subject import open_subject
 
     with working(f"Reading {model}"):
-        file = verify(open_subject(model, memory=Place.store).tide)
+        file = verify(open_subject(model, memory=Residence(Place.store)).tide)
     return {"store": str(file.path), "rows": file.header.vocab_size, "bytes": file.header.file_bytes}
 
 
@@ -61,8 +61,6 @@ def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, A
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     subject = open_subject(model, counts=counts)
-    if out.exists():
-        raise ValueError(f"{out} is there already: name another folder with --out, or remove it")
     known = None if subject.frequencies is None else subject.frequencies.counts_V
     with working(f"Packing {model}"):
         header = pack(subject.tide, out, chosen, known, subject.tokenizer.save_pretrained)

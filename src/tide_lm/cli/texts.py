@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tide_lm.config import Place
+from tide_lm.config import Residence
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.perplexity import Windows
@@ -39,9 +39,23 @@ Run = Annotated[
     typer.Option("--run", show_default="the model's run, or runs/NAME", help="Whose results/ to fill."),
 ]
 
+
+def _residence(text: str) -> Residence:
+    try:
+        return Residence.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 Memory = Annotated[
-    Place | None,
-    typer.Option("--memory", show_default="device", help="Where the rows of a packed model are."),
+    Residence | None,
+    typer.Option(
+        "--memory",
+        metavar="device|cpu|store[:MIB]",
+        parser=_residence,
+        show_default="device",
+        help="Where the rows of a packed model are, and MiB of a store's that stay in memory (64).",
+    ),
 ]
 
 
@@ -101,6 +115,18 @@ class Reading:
                 f"--stride is {stride:,}, and the window {size:,}: a longer stride would skip tokens"
             )
         return Windows(size, stride, self.batch)
+
+
+def tell_reads(subject: "Subject") -> None:
+    """What a store was asked for, if the model was opened and its rows are in one."""
+    memory = getattr(subject.model.base_model, "memory", None) if "model" in vars(subject) else None
+    reads = getattr(memory, "counters", None)
+    if reads is not None and reads.hits + reads.misses:
+        typer.echo(
+            f"rows from the store: {reads.hits:,} were in memory and {reads.misses:,} were read, "
+            f"{reads.bytes / 1e6:,.1f} MB; {reads.waits:,} waits, {reads.seconds:.2f} s",
+            err=True,
+        )
 
 
 def refuse_others(context: typer.Context, used: Collection[str], what: str) -> None:

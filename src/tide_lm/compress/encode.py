@@ -73,11 +73,22 @@ def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
         yield rows_UKD
 
 
+Directions = tuple[tuple[torch.Tensor, torch.Tensor], ...]  # eigenvalues and vectors of each space
+
+
 class Encoder:
-    """A memory's rows in a form: `header` and `sections` of their store, and `rows`, as bytes."""
+    """A memory's rows in a form: `header` and `sections` of their store, and `rows`, as bytes.
+
+    `known` keeps what takes longest to find, for other forms of the same memory.
+    """
 
     def __init__(
-        self, memory: EmbeddingMemory, form: Form, fingerprint: str, counts_V: np.ndarray | None = None
+        self,
+        memory: EmbeddingMemory,
+        form: Form,
+        fingerprint: str,
+        counts_V: np.ndarray | None = None,
+        known: dict[tuple[bool, float], Directions] | None = None,
     ) -> None:
         V, K, D = memory.weight.shape
         if form.weighted and counts_V is None:
@@ -87,7 +98,11 @@ class Encoder:
         self.memory, self.form, self.counts_V = memory, form, counts_V
         self.ranks: tuple[int, ...] = ()
         if form.rank < 1:
-            self.ranks, self._basis = self._directions()
+            known = {} if known is None else known
+            which = (form.blocks == "joint", form.weighted)
+            if which not in known:
+                known[which] = self._directions()
+            self.ranks, self._basis = self._kept(known[which])
         sections = self.sections
         self.header = Header(
             vocab_size=V,
@@ -136,8 +151,8 @@ class Encoder:
     def _spaces(self, rows_UKD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (rows_UKD.flatten(1),) if self.form.blocks == "joint" else rows_UKD.unbind(1)
 
-    def _directions(self) -> tuple[tuple[int, ...], torch.Tensor]:
-        """The ranks of the spaces, and the orthonormal directions that keep most of the rows' squares."""
+    def _directions(self) -> Directions:
+        """Orthonormal ones, and how much of the rows' squares is in each; the most last."""
         weights_V = torch.ones(len(self.memory.weight))
         if self.form.weighted:
             assert self.counts_V is not None
@@ -147,9 +162,13 @@ class Encoder:
             scaled = rows_UKD * weights_U.sqrt().to(rows_UKD.device).view(-1, 1, 1)
             found = [part.T.double() @ part.double() for part in self._spaces(scaled)]
             grams = [a + b for a, b in zip(grams, found, strict=True)] if grams else found
-        values, vectors = zip(*map(torch.linalg.eigh, grams), strict=True)  # the largest last
+        return tuple(tuple(torch.linalg.eigh(gram)) for gram in grams)
+
+    def _kept(self, directions: Directions) -> tuple[tuple[int, ...], torch.Tensor]:
+        """The ranks of the spaces, and the directions that keep most."""
+        values, vectors = zip(*directions, strict=True)
         size = self.form.size(*self.memory.weight.shape[1:])
-        ranks = [size] * len(grams)
+        ranks = [size] * len(directions)
         if self.form.blocks == "uneven":
             least = torch.cat(values).sort(descending=True).values[size - 1]
             ranks = [max(1, int((of_block >= least).sum())) for of_block in values]

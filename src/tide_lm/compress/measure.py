@@ -5,13 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from tide_lm.compress.encode import Encoder, Form
+from tide_lm.compress.encode import Directions, Encoder, Form
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import Subject
-from tide_lm.model import EmbeddingMemory
 from tide_lm.stored_memory import StoredMemory
 
 _SHARES, _POWERS = (0.9, 0.7, 0.5, 0.3, 0.1), (0.5, 1.0)
@@ -54,10 +52,12 @@ def measure(
 
     tell("as trained")
     whole, records = by_text(), []
+    known: dict[tuple[bool, float], Directions] = {}
     for form in forms:
         tell(str(form))
-        packed, size = _packed(tables, form, None if counts is None else counts.counts_V)
-        model.model.memory = packed
+        encoder = Encoder(tables, form, "0" * 64, None if counts is None else counts.counts_V, known)
+        size = encoder.header.file_bytes
+        model.model.memory = held(encoder)
         try:
             records.append(
                 {
@@ -73,9 +73,8 @@ def measure(
     return {"as_trained": whole, "forms": records}
 
 
-def _packed(tables: EmbeddingMemory, form: Form, counts_V: np.ndarray | None) -> tuple[StoredMemory, int]:
-    """The memory in a form, on the device of its tables, and its bytes in a store."""
-    encoder = Encoder(tables, form, "0" * 64, counts_V)
-    memory = StoredMemory(*tables.weight.shape)
+def held(encoder: Encoder) -> StoredMemory:
+    """The memory in a form, on the device of its tables."""
+    memory = StoredMemory(*encoder.memory.weight.shape)
     memory.hold(encoder.header, encoder.sections, torch.cat(list(encoder.rows())))
-    return memory.eval(), encoder.header.file_bytes
+    return memory.eval()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from tide_lm import runs
 from tide_lm.compress.encode import Encoder, Form
@@ -53,6 +54,8 @@ def pack(
         model.config.memory_store = {"file": STORE, "fingerprint": encoder.header.fingerprint}
         try:
             model.save_pretrained(draft, state_dict=without)
+        except SafetensorError as error:  # of a full disk, above all
+            raise OSError(f"{folder}: {error}") from error
         finally:
             model.config.memory_store = before
         save_more(draft)
@@ -68,7 +71,8 @@ def verify(model: TideForCausalLM) -> StoreFile:
     if (found := fingerprint(model)) != header.fingerprint:
         raise StoreError(
             f"{stored.file.path} is of weights with the fingerprint {header.fingerprint}, and these have "
-            f"{found}: they have changed since they were packed; pack the model again"
+            f"{found}: they have changed since they were packed, or were saved in another type; pack the "
+            "model again"
         )
     for start in range(0, header.vocab_size, _AT_ONCE):
         stored.file.read(np.arange(start, min(start + _AT_ONCE, header.vocab_size)))  # and compare checksums

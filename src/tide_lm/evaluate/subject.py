@@ -21,12 +21,13 @@ from transformers import (
 from transformers.utils import cached_file
 
 from tide_lm import checkpoint
-from tide_lm.config import Place
+from tide_lm.config import Place, Residence
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.runs import RunDirectory, write_result
+from tide_lm.store.format import StoreError
 from tide_lm.store.reader import StoreFile
 
 
@@ -103,7 +104,7 @@ def open_subject(
     step: int | None = None,
     counts: Path | None = None,
     run: Path | None = None,
-    memory: Place | None = None,
+    memory: Residence | None = None,
 ) -> Subject:
     """The model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
 
@@ -130,8 +131,10 @@ def open_subject(
     if step is None and export.exists():
         config, tokenizer = _open_folder(str(export))
         load = partial(_load_folder, str(export), config, memory)
-    elif memory in (Place.cpu, Place.store):
-        raise ValueError(f"checkpoints are not packed, so --memory {memory} cannot be had: leave it out")
+    elif memory is not None and memory.place is not Place.device:
+        raise ValueError(
+            f"checkpoints are not packed, so --memory {memory.place} cannot be had: leave it out"
+        )
     else:
         path = _whole_checkpoint(owner, step)
         state = checkpoint.read_state(path)
@@ -202,11 +205,13 @@ def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase
         return config, tokenizers.load(str(Path(folder).absolute()) if Path(folder).exists() else folder)
 
 
-def _load_folder(folder: str, config: PreTrainedConfig, memory: Place | None) -> PreTrainedModel:
+def _load_folder(folder: str, config: PreTrainedConfig, memory: Residence | None) -> PreTrainedModel:
     with _naming(folder):
-        options = {"memory": memory} if isinstance(config, TideConfig) else {}
-        if memory is not None and not options:
-            raise ValueError(f"a {config.model_type} has no memory that could be in a {memory}")
+        options: dict[str, Any] = {}
+        if memory is not None:
+            if not isinstance(config, TideConfig):
+                raise ValueError(f"a {config.model_type} has no memory that could be in a {memory.place}")
+            options = {"memory": memory.place, "memory_cache_bytes": memory.cache_bytes}
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **options
         )
@@ -216,6 +221,8 @@ def _load_folder(folder: str, config: PreTrainedConfig, memory: Place | None) ->
 def _naming(folder: str) -> Iterator[None]:
     try:
         yield
+    except StoreError:  # which names its file
+        raise
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "

@@ -68,6 +68,11 @@ class StoreFile:
     def __reduce__(self) -> tuple[type, tuple[Path, bool]]:
         return StoreFile, (self.path, self.is_direct)  # opened once more, for a copy of a model
 
+    def check_name(self) -> None:
+        """That it is still this file which has its name."""
+        if not self.path.exists() or not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
+            raise StoreError(f"{self.path} was replaced or removed after it was opened: open the model again")
+
     def read(self, tokens_U: np.ndarray) -> np.ndarray:
         """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
         batch = _Batch(self._descriptor, self.header.row_at(tokens_U), self.header.row_bytes)

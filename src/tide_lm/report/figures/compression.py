@@ -14,7 +14,12 @@ from tide_lm.report.wording import NOT_MEASURED, difference, percent, short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Form = Mapping[str, Any]  # as results/compression.json has it
+Result = Mapping[str, Any]  # results/compression.json
+Form = Mapping[str, Any]  # as it has them
+
+
+def _of(run: Run) -> Result:
+    return run.result("compression")
 
 
 def _of_bits(form: Form) -> bool:
@@ -43,32 +48,32 @@ _FAMILIES: dict[str, Callable[[Form], bool]] = {
 
 
 def _chosen(run: Run, wanted: Callable[[Form], bool]) -> list[Form]:
-    return [form for form in run.result("compression")["forms"] if wanted(form)]
+    return [form for form in _of(run)["forms"] if wanted(form)]
 
 
-def changes(run: Run, form: Form) -> dict[str, float | None]:
+def changes(result: Result, form: Form) -> dict[str, float | None]:
     """By text, how much more perplexity it has than with the tables as trained."""
-    whole = run.result("compression")["as_trained"]
-    return {
-        name: found["perplexity"] / whole[name]["perplexity"] - 1 if found["perplexity"] else None
-        for name, found in form["texts"].items()
+    found = {
+        name: (text["perplexity"], form["texts"][name]["perplexity"])
+        for name, text in result["as_trained"].items()
     }
+    return {name: after / before - 1 if before and after else None for name, (before, after) in found.items()}
 
 
-def mean_change(run: Run, form: Form) -> float | None:
-    found = list(changes(run, form).values())
+def mean_change(result: Result, form: Form) -> float | None:
+    found = list(changes(result, form).values())
     return mean(value for value in found if value is not None) if None not in found else None
 
 
-def rare_change(run: Run, form: Form) -> float | None:
+def rare_change(result: Result, form: Form) -> float | None:
     """Nats that rare tokens lose in all texts together; None where frequencies were not known."""
-    return _more(run, form, lambda text: (text["rare"]["loss"], text["rare"]["tokens"]))
+    return _more(result, form, lambda text: (text["rare"]["loss"], text["rare"]["tokens"]))
 
 
-def by_decile(run: Run, form: Form) -> list[float | None]:
+def by_decile(result: Result, form: Form) -> list[float | None]:
     return [
         _more(
-            run,
+            result,
             form,
             lambda text: (text["loss_by_decile"][decile], text["tokens_by_decile"][decile]),  # noqa: B023
         )
@@ -76,11 +81,11 @@ def by_decile(run: Run, form: Form) -> list[float | None]:
     ]
 
 
-def _more(run: Run, form: Form, part: Callable[[Form], tuple[float | None, int]]) -> float | None:
+def _more(result: Result, form: Form, part: Callable[[Form], tuple[float | None, int]]) -> float | None:
     texts = form["texts"]
     if any("rare" not in text for text in texts.values()):
         return None
-    whole = run.result("compression")["as_trained"]
+    whole = result["as_trained"]
     found = [(*part(texts[name]), part(whole[name])[0]) for name in texts]
     lost = [(after - before) * tokens for after, tokens, before in found if after is not None and before]
     tokens = sum(tokens for _, tokens, _ in found)
@@ -98,7 +103,7 @@ def _more_or_less(axes: "Axes", linear: float) -> None:
 def _by_bits(run: Run) -> Panel:
     forms = _chosen(run, _of_bits)
     names = [str(form["bits"]) for form in forms]
-    found = [changes(run, form) for form in forms]
+    found = [changes(_of(run), form) for form in forms]
 
     def draw(axes: "Axes") -> None:
         for text, colour, marker in zip(found[0], cycle(PALETTE), cycle(MARKERS), strict=False):
@@ -109,7 +114,7 @@ def _by_bits(run: Run) -> Panel:
         axes.set_ylabel("change of perplexity, %")
         legend(axes)
 
-    told = ", ".join(f"{form['form']} {percent(mean_change(run, form), 2)}" for form in forms)
+    told = ", ".join(f"{form['form']} {percent(mean_change(_of(run), form), 2)}" for form in forms)
     alt = f"Lines of perplexity over bits, one for each text of {run.name}; in the mean {told}"
     return Panel(f"Perplexity in fewer bits: {short(run.name)}", alt, draw, height=4.2)
 
@@ -120,7 +125,7 @@ def _curves(run: Run) -> Panel:
     def draw(axes: "Axes") -> None:
         for (name, forms), colour, marker in zip(families.items(), PALETTE, MARKERS, strict=False):
             forms = sorted(forms, key=lambda form: form["relative_bytes"])
-            found = [mean_change(run, form) for form in forms]
+            found = [mean_change(_of(run), form) for form in forms]
             axes.plot(
                 [100 * form["relative_bytes"] for form in forms],
                 [100 * value for value in numbers(found)],
@@ -135,7 +140,7 @@ def _curves(run: Run) -> Panel:
         legend(axes)
 
     told = [
-        f"{form['form']} {percent(mean_change(run, form), 2)}"
+        f"{form['form']} {percent(mean_change(_of(run), form), 2)}"
         for forms in families.values()
         for form in forms
     ]
@@ -144,7 +149,7 @@ def _curves(run: Run) -> Panel:
 
 
 def _deciles(run: Run, title: str, forms: Sequence[Form]) -> list[Panel]:
-    lines = {form["form"]: by_decile(run, form) for form in forms}
+    lines = {form["form"]: by_decile(_of(run), form) for form in forms}
 
     def draw(axes: "Axes") -> None:
         for (name, values), colour, marker in zip(
@@ -172,13 +177,13 @@ def _has(wanted: Callable[[Form], bool]) -> Callable[[Run], None]:
 def _table(runs: Runs, wanted: Callable[[Form], bool]) -> list[Table]:
     found = []
     for run in runs:
-        texts = list(run.result("compression")["as_trained"])
+        texts = list(_of(run)["as_trained"])
         rows = [
             (
                 form["form"],
                 f"{form['relative_bytes']:.1%}".replace("%", " %"),
-                *(percent(changes(run, form).get(text), 3) for text in texts),
-                difference(rare_change(run, form)),
+                *(percent(changes(_of(run), form).get(text), 3) for text in texts),
+                difference(rare_change(_of(run), form)),
             )
             for form in _chosen(run, wanted)
         ]
@@ -190,8 +195,8 @@ def _table(runs: Runs, wanted: Callable[[Form], bool]) -> list[Table]:
 
 def _compare(runs: Runs, stated: Mapping[str, tuple[str, str]], place: str) -> list[Comparison]:
     def told(run: Run, name: str) -> str:
-        found = [form for form in run.result("compression")["forms"] if form["form"] == name]
-        more = changes(run, found[0]) if found else {}
+        found = [form for form in _of(run)["forms"] if form["form"] == name]
+        more = changes(_of(run), found[0]) if found else {}
         return ", ".join(f"{text} {percent(change, 2)}" for text, change in more.items()) or NOT_MEASURED
 
     return [
