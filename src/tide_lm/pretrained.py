@@ -120,6 +120,11 @@ class TideConfig(LlamaConfig):
         runs.write_atomically(Path(save_directory) / f"{_SHIM_MODULE}.py", _SHIM)
         super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
 
+    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
+        """Of files that need no upload if they are as before: the shim was written a moment ago."""
+        found = super()._get_files_timestamps(working_dir)
+        return {name: time for name, time in found.items() if name != f"{_SHIM_MODULE}.py"}
+
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Nothing to do: a saved folder carries the shim, never a copy of this file."""
@@ -238,17 +243,27 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             raise ValueError(f"memory={memory!r}, and {model.name_or_path!r} {lacks}")
         return (model, info) if output_loading_info else model
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
         """As in transformers; the store of a packed model comes along."""
         stored = self.base_model.memory
-        if isinstance(stored, StoredMemory) and stored.file is not None:
+        if isinstance(stored, StoredMemory) and stored.file is not None and is_main_process:
             assert self.config.memory_store is not None
             copy = Path(save_directory) / self.config.memory_store["file"]
+            stored.file.check_name()
             if not (copy.exists() and copy.samefile(stored.file.path)):
-                stored.file.check_name()
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 runs.copy_atomically(stored.file.path, copy)
-        super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
+        # last: it may upload the folder
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+
+    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
+        """Of files that need no upload if they are as before: the store was written a moment ago."""
+        store = (self.config.memory_store or {}).get("file")
+        return {
+            name: time for name, time in super()._get_files_timestamps(working_dir).items() if name != store
+        }
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:

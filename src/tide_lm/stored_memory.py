@@ -1,6 +1,6 @@
 """Memory whose rows are packed: on the device, in the host's memory, or in a file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,11 @@ from torch import nn
 from transformers import StoppingCriteria
 
 from tide_lm.config import Place, Residence
-from tide_lm.store.format import Header, StoreError
+from tide_lm.store.format import Header
 from tide_lm.store.reader import Counters, StoredRows, StoreFile
 from tide_lm.store.rows import RowDecoder
 
 _AT_ONCE = 4096  # rows that are read into memory
-
-Fetch = Callable[[np.ndarray, np.ndarray], Any]
 
 
 class StoredMemory(nn.Module):
@@ -33,28 +31,19 @@ class StoredMemory(nn.Module):
         self.file: StoreFile | None = None
         self.rows: StoredRows | None = None
         self._decode: RowDecoder | None = None
-        self._fetch: Fetch | None = None
+        self._host_VR: np.ndarray | None = None
         self.register_buffer("bytes_VR", None, persistent=False)
 
     def open(self, path: Path, fingerprint: str, residence: Residence, device: torch.device) -> None:
         """Reads the rows from a store, or with the place `"store"` when they are asked for."""
         file = StoreFile(path)
-        expected = {
-            "vocab_size": self.vocab_size,
-            "blocks": self.blocks,
-            "hidden": self.hidden,
-            "fingerprint": fingerprint,
-        }
-        for name, value in expected.items():
-            if (found := getattr(file.header, name)) != value:
-                raise StoreError(
-                    f"{path} belongs to another model: its {name} is {found}, and the model's is {value}; "
-                    "give the model the store that was packed from it, or pack it again with `tide-lm pack`"
-                )
+        file.check_model(
+            vocab_size=self.vocab_size, blocks=self.blocks, hidden=self.hidden, fingerprint=fingerprint
+        )
         self.file = file
         if residence.place is Place.store:
             self.rows = StoredRows(file, residence.cache_bytes)
-            self._decode, self._fetch = RowDecoder(file.header, file.sections), self.rows.fetch
+            self._decode = RowDecoder(file.header, file.sections)
             return
         bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
         for start in range(0, self.vocab_size, _AT_ONCE):
@@ -65,8 +54,7 @@ class StoredMemory(nn.Module):
         ):  # as that of weights which are offloaded
             self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:
-            self._decode = RowDecoder(file.header, file.sections)
-            self._fetch = lambda tokens, into: np.take(bytes_VR, tokens, 0, out=into)
+            self._decode, self._host_VR = RowDecoder(file.header, file.sections), bytes_VR
 
     def hold(self, header: Header, sections: Mapping[str, np.ndarray], bytes_VR: torch.Tensor) -> None:
         """Has all rows on the device that they are on."""
@@ -108,12 +96,21 @@ class StoredMemory(nn.Module):
     @torch.compiler.disable
     def _from_host(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._decode is not None
-        assert self._fetch is not None
         device = input_ids_BT.device
         tokens_U, index_N = np.unique(input_ids_BT.cpu().numpy(), return_inverse=True)
+        for token in tokens_U[:1], tokens_U[-1:]:
+            if token.size and not 0 <= token[0] < self.vocab_size:
+                raise ValueError(
+                    f"token id {token[0]} is outside the vocabulary of {self.vocab_size}: use the tokenizer "
+                    "that this model was trained with"
+                )
         shape = (len(tokens_U), self._decode.header.codec.row_bytes)
         staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._fetch(tokens_U, staged_UR.numpy())
+        if self.rows is not None:
+            self.rows.fetch(tokens_U, staged_UR.numpy())
+        else:
+            assert self._host_VR is not None
+            np.take(self._host_VR, tokens_U, 0, out=staged_UR.numpy())
         index_BT = torch.from_numpy(index_N.reshape(input_ids_BT.shape)).to(device)
         return staged_UR.to(device, non_blocking=device.type == "cuda"), index_BT
 

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import re
 import resource
 import shutil
@@ -122,9 +123,41 @@ def test_a_packed_model_that_is_saved_opens_again(packed, token_ids, tmp_path):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_copy_of_a_packed_model_is_a_model(packed, token_ids, place):
+def test_a_copy_of_a_packed_model_is_a_model(packed, token_ids, place, monkeypatch, tmp_path):
+    monkeypatch.chdir(packed[1].parent)
+    model = TideForCausalLM.from_pretrained(packed[1].name, memory=place)
+    monkeypatch.chdir("/")
+    expected = logits(model, token_ids)
+    sent = pickle.dumps(model.model.memory)
+    assert torch.equal(pickle.loads(sent)(token_ids)[0], model.model.memory(token_ids)[0])
+    assert torch.equal(logits(copy.deepcopy(model), token_ids), expected)
+    model.save_pretrained(tmp_path / "again")
+    (packed[1] / STORE).unlink()
+    assert torch.equal(logits(copy.deepcopy(model), token_ids), expected)
+    with pytest.raises(StoreError, match="was replaced or removed"):
+        pickle.dumps(model.model.memory)
+
+
+@pytest.mark.parametrize("place", ["cpu", "store"])
+def test_a_token_beyond_the_vocabulary_is_no_damaged_row(packed, place):
     model = TideForCausalLM.from_pretrained(packed[1], memory=place)
-    assert torch.equal(logits(copy.deepcopy(model), token_ids), logits(model, token_ids))
+    for token in (-1, 53):
+        with pytest.raises(ValueError, match=f"token id {token} is outside the vocabulary of 53"):
+            model.model.memory(torch.tensor([[3, token]]))
+
+
+def test_the_store_and_the_shim_are_among_what_is_pushed_to_the_hub(packed):
+    """Files that are as old as before the weights were written are not uploaded with them."""
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store")
+    assert STORE not in model._get_files_timestamps(packed[1])
+    assert "model.safetensors" in model._get_files_timestamps(packed[1])
+    assert "modeling_tide.py" not in model.config._get_files_timestamps(packed[1])
+
+
+def test_other_processes_write_no_store(packed, tmp_path):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store")
+    model.save_pretrained(tmp_path / "out", is_main_process=False)
+    assert not (tmp_path / "out" / STORE).exists()
 
 
 def test_criteria_may_be_given_by_their_place(packed, token_ids):
@@ -142,12 +175,25 @@ def test_criteria_may_be_given_by_their_place(packed, token_ids):
 
 def test_beams_read_no_row_twice_in_a_step(packed, token_ids):
     model = TideForCausalLM.from_pretrained(packed[1], memory="store", memory_cache_bytes=0)
+    rows, steps = model.model.memory.rows, [[]]
+    read, fetch = rows.file.read, rows.fetch
+
+    def noted(tokens):
+        steps[-1] += tokens.tolist()
+        return read(tokens)
+
+    def one_step(tokens, into):
+        fetch(tokens, into)
+        assert set(steps[-1]) >= set(tokens.tolist())
+        steps.append([])
+
+    rows.file.read, rows.fetch = noted, one_step
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 2, "num_beams": 3}
     found = model.generate(token_ids, **options)
     in_memory = TideForCausalLM.from_pretrained(packed[1], memory="device")
     assert torch.equal(found, in_memory.generate(token_ids, **options))
-    counters = model.model.memory.counters
-    assert counters.waits <= 3  # the prompt's, and where a read was not done yet
+    assert len(steps) > 5
+    assert all(len(set(step)) == len(step) for step in steps)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -40,7 +40,7 @@ def test_the_header_and_what_all_rows_share_come_back(tmp_path):
     with (tmp_path / "a").open("rb") as file:
         header = read_header(file, HEADER.file_bytes)
         assert header == HEADER
-        assert np.array_equal(read_section(file, header.sections["levels"], "levels"), LEVELS)
+        assert np.array_equal(read_section(file.fileno(), header.sections["levels"], "levels"), LEVELS)
     text = (tmp_path / "a").read_bytes()[PREFIX.size :].partition(b"\0")[0]
     assert json.loads(text)["stride"] == HEADER.stride
 

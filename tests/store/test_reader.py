@@ -10,7 +10,7 @@ import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,13 +127,13 @@ def test_a_bit_that_is_turned_in_a_row_is_found_when_it_is_read(store):
 
 
 @pytest.mark.parametrize("name", ["counts", "levels", "columns"])
-def test_a_bit_that_is_turned_in_what_rows_share_is_found_when_it_is_opened(store, name):
+def test_a_bit_that_is_turned_in_what_rows_share_is_found_when_that_is_read(store, name):
     path, _ = store
     content = bytearray(path.read_bytes())
     content[StoreFile(path).header.sections[name].at + 5] ^= 16
     path.write_bytes(content)
     with pytest.raises(StoreError, match=f"its section {name} is damaged"):
-        StoreFile(path)
+        _ = StoreFile(path).sections
 
 
 def test_a_file_that_is_replaced_while_it_is_open_is_read_to_the_end(store):
@@ -236,19 +236,24 @@ def test_reads_that_cannot_begin_are_an_error(store):
 
 
 @no_direct_reads
-def test_a_store_that_is_no_longer_used_leaves_nothing_open(store):
+def test_a_store_that_is_no_longer_used_leaves_nothing_open(store, monkeypatch):
     def open_files():
         return len(os.listdir("/proc/self/fd"))
 
-    def asynchronous_reads():
-        return int(Path("/proc/sys/fs/aio-nr").read_text())
+    made, make = [], AsyncReads.__init__
 
+    def noted(reads, depth):
+        make(reads, depth)
+        made.append(reads.close)
+
+    monkeypatch.setattr(AsyncReads, "__init__", noted)
     gc.collect()
-    before = open_files(), asynchronous_reads()
+    before = open_files()
     for _ in range(3):
         read(StoreFile(store[0]), range(50))
     gc.collect()
-    assert (open_files(), asynchronous_reads()) == before
+    assert open_files() == before
+    assert [close.alive for close in made] == [False] * 3
 
 
 def test_many_threads_read_at_once(store):
@@ -270,6 +275,7 @@ def test_many_threads_read_at_once(store):
 
 def _reads_all(file: StoreFile, cached: StoredRows, rows: np.ndarray) -> None:
     found, tokens = np.zeros_like(rows), np.arange(50)
+    cached.fetch(tokens, found)
     for _ in range(20):
         cached.prefetch(tokens)
         cached.fetch(tokens, found)
@@ -312,13 +318,24 @@ def test_the_cache_begins_with_the_most_frequent_rows_and_keeps_what_was_used_la
     path, rows = store
     cached = StoredRows(StoreFile(path), 5 * ROW + ROW // 2)
     found = []
-    for tokens in ([20, 21], [10], [24], [10, 20, 21, 22], range(50), range(45, 50), [0]):
+    for tokens in (
+        [20, 21],
+        [10],
+        [24],
+        [10, 20, 21, 22],
+        range(50),
+        [10, 20, 21, 22],
+        range(5),
+        range(30, 50),
+        range(30, 35),
+    ):
         before = cached.counters.hits, cached.counters.misses
         assert np.array_equal(fetch(cached, tokens), rows[list(tokens)])
         found.append((cached.counters.hits - before[0], cached.counters.misses - before[1]))
     # 10 takes the place of 24, the least frequent of those that were not used; and 24 that of 23.
-    assert found == [(2, 0), (0, 1), (0, 1), (4, 0), (5, 45), (5, 0), (0, 1)]
-    assert cached.counters.bytes == 48 * ROW
+    # Of a batch that is too large its own rows stay, and then the first.
+    assert found == [(2, 0), (0, 1), (0, 1), (4, 0), (5, 45), (4, 0), (0, 5), (0, 20), (5, 0)]
+    assert cached.counters.bytes == 72 * ROW
 
 
 def test_an_interrupt_leaves_no_token_with_the_row_of_another(store):
@@ -376,6 +393,40 @@ def test_of_what_is_read_ahead_only_a_part_may_be_asked_for(store):
     cached.prefetch(np.array([5, 9]))
     assert np.array_equal(fetch(cached, [2, 9, 30]), rows[[2, 9, 30]])
     assert cached.counters.bytes == 7 * ROW
+
+
+def test_a_row_that_nobody_asks_for_may_be_damaged(store):
+    path, rows = store
+    with path.open("r+b") as file:
+        file.seek(int(StoreFile(path).header.row_at(np.array([9]))[0]))
+        file.write(bytes(9))
+    cached = StoredRows(StoreFile(path), 0)
+    for wanted in ([5], [2, 5]):
+        cached.prefetch(np.array([5, 9]))
+        assert np.array_equal(fetch(cached, wanted), rows[wanted])
+    cached.prefetch(np.array([5, 9]))
+    with pytest.raises(StoreError, match="the row of token 9 is damaged"):
+        fetch(cached, [5, 9])
+
+
+def test_a_batch_that_is_larger_than_the_cache_takes_no_place_of_its_own_rows(store):
+    path, rows = store
+    cached = StoredRows(StoreFile(path), 10 * ROW)
+    fetch(cached, range(40, 48))
+    assert np.array_equal(fetch(cached, range(50)), rows)
+    before = cached.counters.hits
+    fetch(cached, range(40, 48))
+    assert cached.counters.hits == before + 8
+
+
+def test_no_section_is_read_before_the_header_is_compared(tmp_path):
+    """A header may call for terabytes that a sparse file seems to have."""
+    wide = replace(HEADER, blocks=1, hidden=2**20, bits=16, ranks=(2**20,), checksums={"basis": 0})
+    with (tmp_path / "rows.tide").open("wb") as file:
+        file.write(wide.to_bytes())
+        file.truncate(wide.file_bytes)
+    with pytest.raises(StoreError, match="belongs to another model: its blocks is 1, and the model's is 3"):
+        StoreFile(tmp_path / "rows.tide").check_model(blocks=3)
 
 
 def test_what_is_no_longer_wanted_is_not_read(store, monkeypatch):

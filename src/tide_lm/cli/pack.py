@@ -7,11 +7,12 @@ import typer
 
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
-from tide_lm.cli.texts import Counts
+from tide_lm.cli.texts import Counts, refuse_others
 from tide_lm.config import Place, Residence
 
 
 def command(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
     out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
     bits: Annotated[int, typer.Option("--bits", help="Of a number: 16, 8, 4, 3 or 2.")] = 4,
@@ -34,6 +35,8 @@ def command(
     """Put a trained model's tables into a store, to be read from there row by row, or check one."""
     if verify == (out is not None):
         raise typer.BadParameter("give --out, a folder to write, or --verify, and not both")
+    if verify:
+        refuse_others(context, {"model", "verify", "as_json"}, "--verify")
     result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, blocks, weighted)
     if as_json:
         print_json(result)

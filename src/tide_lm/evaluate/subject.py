@@ -299,6 +299,9 @@ def _stored_frequencies(
         return None
     with _naming(folder):
         file = StoreFile(Path(cached_file(folder, config.memory_store["file"])))
+        file.check_model(
+            vocab_size=config.vocab_size, blocks=config.num_memory_blocks, hidden=config.hidden_size
+        )
     if (counts_V := file.sections.get("counts")) is None:
         return None
     return FrequencyBins.from_counts(counts_V.astype(np.int64), tokenizer)

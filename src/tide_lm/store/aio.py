@@ -42,6 +42,7 @@ class AsyncReads:
         if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
             raise OSError(errno.ENOSYS, "no asynchronous reads on this system")
         setup, destroy, self._submit, self._events = _CALLS[platform.machine()]
+        self.into: np.ndarray | None = None  # what is read into, to live no shorter than the reads
         self.depth, self._libc = depth, ctypes.CDLL(None, use_errno=True)
         self._context = ctypes.c_ulong(0)
         self._call(setup, ctypes.c_ulong(depth), ctypes.byref(self._context))

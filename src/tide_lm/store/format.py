@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import struct
 import zlib
@@ -204,12 +205,13 @@ def read_header(file: BinaryIO, size: int) -> Header:
     return header
 
 
-def read_section(file: BinaryIO, section: Section, name: str) -> np.ndarray:
-    file.seek(section.at)
-    found = file.read(section.bytes)
-    if len(found) != section.bytes or zlib.crc32(found) != section.crc32:
+def read_section(descriptor: int, section: Section, name: str) -> np.ndarray:
+    found, size = np.zeros(section.bytes, np.uint8), 0
+    while some := os.preadv(descriptor, [found.data[size:]], section.at + size):  # at most 2 GiB at once
+        size += some
+    if zlib.crc32(found.data) != section.crc32:
         raise StoreError(f"its section {name} is damaged: the checksum does not fit")
-    return np.frombuffer(found, section.dtype).reshape(section.shape)
+    return found.view(section.dtype).reshape(section.shape)
 
 
 def checksum(array: np.ndarray) -> int:

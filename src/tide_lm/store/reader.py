@@ -7,11 +7,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,23 +52,48 @@ class StoreFile:
     """
 
     def __init__(self, path: Path, direct: bool = True) -> None:
-        self.path, self._threads = path, _Threads(THREADS, "tide-store")
-        try:
-            with path.open("rb") as file:
-                self.header = read_header(file, os.fstat(file.fileno()).st_size)
-                arrays = self.header.sections.items()
-                self.sections = {name: read_section(file, section, name) for name, section in arrays}
-                self._descriptor, self.is_direct = _open_rows(file.fileno(), direct)
-        except StoreError as error:
-            raise StoreError(f"{path} cannot be read as a store: {error}") from None
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read as a store: {error.strerror}") from error
-        weakref.finalize(self, os.close, self._descriptor)
-        self.is_async = self.is_direct and _has_async_reads()  # in the page cache they are no faster
+        self.path, self._threads = path.absolute(), _Threads(THREADS, "tide-store")
+        with self._naming(), path.open("rb") as file:
+            self.header = read_header(file, os.fstat(file.fileno()).st_size)
+            self._plain = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._plain)
+            self._descriptor, self.is_direct = _open_rows(self._plain, direct)
+            weakref.finalize(self, os.close, self._descriptor)
+        self.is_async = self.is_direct  # in the page cache asynchronous reads are no faster
         self._own = threading.local()
 
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            raise StoreError(f"{self.path} cannot be read as a store: {error}") from None
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read as a store: {error.strerror}") from error
+
     def __reduce__(self) -> tuple[type, tuple[Path, bool]]:
-        return StoreFile, (self.path, self.is_direct)  # opened once more, for a copy of a model
+        self.check_name()
+        return StoreFile, (self.path, self.is_direct)  # opened once more, by another process
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StoreFile":
+        return self  # in which nothing changes
+
+    @property
+    def sections(self) -> dict[str, np.ndarray]:
+        """What all rows share, read now: who needs it longer keeps it."""
+        with self._naming():
+            arrays = self.header.sections.items()
+            return {name: read_section(self._plain, section, name) for name, section in arrays}
+
+    def check_model(self, **expected: Any) -> None:
+        """That it belongs to a model of which the header has these values."""
+        for name, value in expected.items():
+            if (found := getattr(self.header, name)) != value:
+                raise StoreError(
+                    f"{self.path} belongs to another model: its {name} is {found}, and the model's is "
+                    f"{value}; give the model the store that was packed from it, or pack it again with "
+                    "`tide-lm pack`"
+                )
 
     def check_name(self) -> None:
         """That it is still this file which has its name."""
@@ -89,18 +116,21 @@ class StoreFile:
     def _async_reads(self) -> AsyncReads | None:
         """This thread's: a child of the process has none of its parent's."""
         if self.is_async and getattr(self._own, "process", None) != os.getpid():
-            self._own.reads, self._own.process = None, os.getpid()
-            with suppress(OSError):  # a system has only so many
+            self._own.reads = None
+            with suppress(OSError):  # a system may have none, or only so many
                 self._own.reads = AsyncReads(_UNDER_WAY)
+            self._own.process = os.getpid()
         return self._own.reads if self.is_async else None
 
     def _read_at_once(self, batch: "_Batch", reads: AsyncReads) -> None:
+        reads.into = batch.blocks_UB
         try:
             batch.read_at_once(reads)
         except BaseException:
             del self._own.process
-            reads.close()  # which waits for what is under way: its memory is not ours after this
+            reads.close()  # which waits for what is under way
             raise
+        reads.into = None
 
     def _check(self, tokens_U: np.ndarray, batch: "_Batch") -> None:
         places_U4 = batch.end_U[:, None] + np.arange(4)
@@ -198,14 +228,6 @@ def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
     return os.dup(descriptor), False
 
 
-def _has_async_reads() -> bool:
-    try:
-        AsyncReads(1).close()
-    except OSError:
-        return False
-    return True
-
-
 @dataclass
 class Counters:
     """Rows that were in memory when they were asked for and that were not, bytes read, and waits for them."""
@@ -235,10 +257,10 @@ class StoredRows:
         self._free = list(range(places))
         self._reader = _Threads(1, "tide-ahead")
         self._begin_in_process()
-        if "counts" in file.sections:
-            by_count = np.argsort(-file.sections["counts"].astype(np.float64), kind="stable")[:places]
+        if (counts_V := file.sections.get("counts")) is not None:
+            by_count = np.argsort(-counts_V.astype(np.float64), kind="stable")[:places]
             for some in np.array_split(by_count[::-1], -(-places // _AT_ONCE)) if places else ():
-                self._keep(some, file.read(some))
+                self._keep(some, file.read(some), places)
 
     def __reduce__(self) -> tuple[type, tuple[StoreFile, int]]:
         return StoredRows, (self.file, self.cache_bytes)
@@ -263,7 +285,7 @@ class StoredRows:
             self.counters.misses += len(missed)
             if len(missed):
                 into_UR[~known_U] = rows = self._awaited(missed)
-                self._keep(missed, rows)
+                self._keep(missed, rows, len(self._rows_CR) - int(known_U.sum()))
 
     def prefetch(self, tokens_U: np.ndarray) -> None:
         """Begins to read rows that may be asked for next; what was begun before is forgotten."""
@@ -275,16 +297,17 @@ class StoredRows:
             missed = np.array([token for token in tokens_U.tolist() if token not in self._places], np.int64)
             self._ahead = (missed, self._reader().submit(self._read, missed)) if len(missed) else None
 
-    def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray) -> None:
+    def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray, most: int) -> None:
         """In free places, and then in those of the rows that were not used for the longest.
 
+        Of more than there is room for, the first: tokenizers number frequent tokens before rare ones.
         Wherever it is interrupted, a place may be lost, and no token has another's row.
         """
-        wanted = min(len(tokens_U), len(self._rows_CR))
+        wanted = min(len(tokens_U), most)
         while len(self._free) < wanted and self._places:
             self._free.append(self._places.popitem(last=False)[1])
         places = self._free[:wanted]
-        kept = slice(len(tokens_U) - len(places), None)
+        kept = slice(0, len(places))
         self._rows_CR[places] = rows_UR[kept]
         del self._free[:wanted]
         self._places.update(zip(tokens_U[kept].tolist(), places, strict=True))
@@ -299,10 +322,13 @@ class StoredRows:
             rows, waited = self._read(tokens), True
         else:
             waited = not (known.all() and ahead[1].done())
+            if ahead[1].exception() is not None:  # maybe of a row that nobody asks for
+                known[:], waited = False, True
             rows = np.empty((len(tokens), self._rows_CR.shape[1]), np.uint8)
             if not known.all():
                 rows[~known] = self._read(tokens[~known])
-            rows[known] = ahead[1].result()[np.searchsorted(ahead[0], tokens[known])]
+            if known.any():
+                rows[known] = ahead[1].result()[np.searchsorted(ahead[0], tokens[known])]
         if waited:
             self.counters.waits += 1
             self.counters.seconds += time.perf_counter() - started

@@ -16,12 +16,12 @@ class RowDecoder:
 
     def __init__(self, header: Header, sections: Mapping[str, np.ndarray]) -> None:
         self.header = header
-        arrays = {name: torch.tensor(array) for name, array in sections.items() if name != "counts"}
-        if "levels" in arrays:
-            arrays["words"] = words_of(arrays.pop("levels"), header.bits)
-        if "basis" in arrays:
-            arrays["basis"] = arrays["basis"].to(torch.float32)
-        self._on_device = {torch.device("cpu"): arrays}
+        self._arrays = {name: torch.from_numpy(array) for name, array in sections.items() if name != "counts"}
+        if "levels" in self._arrays:
+            self._arrays["words"] = words_of(self._arrays.pop("levels"), header.bits)
+        if "basis" in self._arrays:
+            self._arrays["basis"] = self._arrays["basis"].to(torch.float32)
+        self._device = torch.device("cpu")
 
     def __call__(self, bytes_UR: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if torch.compiler.is_compiling() or len(bytes_UR) <= _AT_ONCE:
@@ -33,7 +33,7 @@ class RowDecoder:
         return rows_UKD
 
     def _decoded(self, bytes_UR: torch.Tensor) -> torch.Tensor:
-        header, arrays = self.header, self._arrays(bytes_UR.device)
+        header, arrays = self.header, self._on(bytes_UR.device)
         numbers_UN = header.codec.decode(bytes_UR, arrays.get("words"))
         if "columns" in arrays:
             numbers_UN = numbers_UN * arrays["columns"]
@@ -43,8 +43,8 @@ class RowDecoder:
                 numbers_UN = torch.cat([coefficients @ basis for coefficients, basis in parts], 1)
         return numbers_UN.unflatten(1, (header.blocks, header.hidden))
 
-    def _arrays(self, device: torch.device) -> dict[str, torch.Tensor]:
-        if device not in self._on_device:
-            here = self._on_device[torch.device("cpu")]
-            self._on_device[device] = {name: array.to(device) for name, array in here.items()}
-        return self._on_device[device]
+    def _on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        if device != self._device:
+            self._arrays = {name: array.to(device) for name, array in self._arrays.items()}
+            self._device = device
+        return self._arrays
