@@ -20,6 +20,7 @@ from transformers.utils import cached_file
 from tide_lm import presets, runs
 from tide_lm.config import Place, Residence, check_own_blocks
 from tide_lm.seeded_init import normal, normal_rows
+from tide_lm.store.format import StoreError
 from tide_lm.stored_memory import StoredMemory
 
 _SHIM_MODULE = "modeling_tide"
@@ -158,6 +159,28 @@ def _check_store(store: dict[str, Any]) -> None:
         raise ValueError(f"memory_store names the file {store['file']!r}: it must be one beside config.json")
 
 
+def check_place(config: TideConfig, model: str, memory: Place | str | None) -> None:
+    """That rows can be there: those of a packed model anywhere, and tables on the device alone."""
+    if memory in (Place.cpu, Place.store) and config.memory_store is None:
+        lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
+        if not config.num_memory_blocks:
+            lacks = "is a base model, without any memory: leave that out"
+        raise ValueError(f"memory is to be in {str(memory)!r}, and {model!r} {lacks}")
+
+
+def store_path(config: TideConfig, model: str, **of_hub: Any) -> Path:
+    """A packed model's store, which comes from the Hub unless the model is a folder here."""
+    assert config.memory_store is not None
+    name = config.memory_store["file"]
+    path = Path(model, of_hub.get("subfolder") or "", name)
+    if Path(model).is_dir() and not path.is_file():
+        raise StoreError(
+            f"{path} is not there, and has the rows of this packed model: copy it again, or pack the model "
+            "again with `tide-lm pack`"
+        )
+    return Path(cached_file(model, name, **of_hub))
+
+
 class TidePreTrainedModel(LlamaPreTrainedModel):
     """What `TideModel` and `TideForCausalLM` share."""
 
@@ -202,6 +225,8 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         """
         if memory is not None and memory not in list(Place):
             raise ValueError(f"memory is {memory!r}: it must be one of {', '.join(Place)}")
+        if type(memory_cache_bytes) is not int or memory_cache_bytes < 0:
+            raise ValueError(f"memory_cache_bytes is {memory_cache_bytes!r}: it must be 0 or more, and whole")
         model, info = super().from_pretrained(
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
@@ -227,20 +252,15 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
                 f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config calls for "
                 f"{tuple(wanted)}: give num_memory_blocks, memory_own_block and vocab_size as they were saved"
             )
+        check_place(model.config, model.name_or_path, memory)
         if isinstance(stored := model.base_model.memory, StoredMemory):
             found = {name: kwargs[name] for name in _OF_HUB if name in kwargs}
-            path = cached_file(model.name_or_path, model.config.memory_store["file"], **found)
             stored.open(
-                Path(path),
+                store_path(model.config, model.name_or_path, **found),
                 model.config.memory_store["fingerprint"],
                 Residence(Place(memory or "device"), memory_cache_bytes),
                 model.base_model.embed_tokens.weight.device,
             )
-        elif memory in (Place.cpu, Place.store):
-            lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
-            if not model.config.num_memory_blocks:
-                lacks = "is a base model, without any memory: leave memory out"
-            raise ValueError(f"memory={memory!r}, and {model.name_or_path!r} {lacks}")
         return (model, info) if output_loading_info else model
 
     def save_pretrained(
@@ -248,8 +268,10 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
     ) -> None:
         """As in transformers; the store of a packed model comes along."""
         stored = self.base_model.memory
-        if isinstance(stored, StoredMemory) and stored.file is not None and is_main_process:
+        if isinstance(stored, StoredMemory) and is_main_process:
             assert self.config.memory_store is not None
+            if stored.file is None:
+                raise ValueError("this packed model has no rows to save: open it with from_pretrained")
             copy = Path(save_directory) / self.config.memory_store["file"]
             stored.file.check_name()
             if not (copy.exists() and copy.samefile(stored.file.path)):

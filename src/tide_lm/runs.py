@@ -109,6 +109,27 @@ def locked(path: Path, busy: str, patience: float = 0) -> Iterator[None]:
             return
 
 
+@contextmanager
+def claimed(out: Path, work: str) -> Iterator[None]:
+    """Checks that `out` is free, and keeps others that do the same `work`, as in "prepared", from it."""
+    check_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    busy = f"{out} is being {work} by another process: wait for it, or choose another --out"
+    with locked(out.with_name(f".{out.name}.lock"), busy):
+        check_free(out)  # again, since another may have made it meanwhile
+        try:
+            yield
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                error.filename = str(out)  # a full disk does not say where
+            raise
+
+
+def check_free(out: Path) -> None:
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder: remove it, or choose another --out")
+
+
 def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
     """Writes `results/<what>.json` of a run directory, with all that is needed to get it again."""
     path = results_folder(run) / f"{what}.json"

@@ -235,13 +235,13 @@ def test_rows_of_weights_that_are_offloaded_stay_in_the_hosts_memory(packed, tok
 
 def test_a_base_model_has_no_rows_to_be_anywhere(tiny_model, tmp_path):
     tiny_model(num_memory_blocks=0).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a base model, without any memory: leave memory out"):
+    with pytest.raises(ValueError, match="is a base model, without any memory: leave that out"):
         TideForCausalLM.from_pretrained(tmp_path, memory="store")
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(tiny_model, tmp_path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValueError, match="is there already: name another folder"):
+    with pytest.raises(ValueError, match="is not an empty folder: remove it"):
         pack(tiny_model(), tmp_path, Form(4))
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
 
@@ -273,7 +273,7 @@ def test_what_a_packed_model_cannot_do_is_said(packed, token_ids):
 def test_a_model_that_is_not_packed_is_not_read_from_a_store(tiny_model, tmp_path, place):
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match=f"memory='{place}', and .* has its tables among its weights: pack it"
+        ValueError, match=f"memory is to be in '{place}', and .* has its tables among its weights: pack it"
     ):
         TideForCausalLM.from_pretrained(tmp_path, memory=place)
     with pytest.raises(ValueError, match="has no tables to pack"):
@@ -299,19 +299,22 @@ def test_a_config_cannot_name_any_file(packed, store, message):
 
 
 def test_a_store_that_is_missing_or_of_another_model_is_refused(packed, tiny_model, tmp_path):
-    _, folder = packed
+    model, folder = packed
     others = {
         "vocab_size is 60": tiny_model(vocab_size=60, memory_values=True),
         "blocks is 2": tiny_model(num_memory_blocks=2, memory_values=True),
         "fingerprint is": tiny_model(intermediate_size=40, memory_values=True),
+        f"fingerprint is {fingerprint(model)[:32]}": tiny_model(memory_values=True),  # but for its tables
     }
+    with torch.no_grad():
+        list(others.values())[-1].model.memory.weight[7] += 1
     for number, (message, other) in enumerate(others.items()):
         pack(other, tmp_path / str(number), Form(4))
         shutil.copy(tmp_path / str(number) / STORE, folder / STORE)
         with pytest.raises(StoreError, match=f"belongs to another model: its {message}"):
             TideForCausalLM.from_pretrained(folder, memory="store")
     (folder / STORE).unlink()
-    with pytest.raises(OSError, match=STORE):
+    with pytest.raises(StoreError, match="is not there, and has the rows of this packed model"):
         TideForCausalLM.from_pretrained(folder, memory="store")
 
 
@@ -399,12 +402,54 @@ def test_the_reader_in_the_docs_reads_the_same_rows(tiny_model, tmp_path, bits, 
 
 
 def test_the_fingerprint_is_what_the_format_says(packed):
-    folder = packed[1]
-    tensors = load_file(folder / "model.safetensors")
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
-        found.update(tensors[name].numpy().tobytes())
-    assert (
-        found.hexdigest() == json.loads((folder / "config.json").read_text())["memory_store"]["fingerprint"]
-    )
+    model, folder = packed
+
+    def half(tensors):
+        found = hashlib.sha256()
+        for name in sorted(tensors):
+            found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
+            found.update(tensors[name].numpy().tobytes())
+        return found.hexdigest()[:32]
+
+    beside = half(load_file(folder / "model.safetensors"))
+    tables = half({name: value for name, value in model.state_dict().items() if ".memory." in name})
+    assert json.loads((folder / "config.json").read_text())["memory_store"]["fingerprint"] == beside + tables
+
+
+def test_two_that_pack_into_one_folder_do_not_disturb_each_other(tiny_model, tmp_path):
+    model, meanwhile = tiny_model(), []
+
+    def pack_again(draft):
+        with pytest.raises(ValueError, match="is being packed by another process"):
+            pack(model, tmp_path / "packed", Form(8))
+        meanwhile.append(draft)
+
+    pack(model, tmp_path / "packed", Form(4), save_more=pack_again)
+    assert meanwhile
+    assert verify(TideForCausalLM.from_pretrained(tmp_path / "packed", memory="store")).header.bits == 4
+
+
+def test_rows_that_changed_places_are_found(packed, token_ids):
+    _, folder = packed
+    header = reader.StoreFile(folder / STORE).header
+    content = bytearray((folder / STORE).read_bytes())
+    one, other = (slice(at, at + header.row_bytes) for at in header.row_at(np.array([3, 4])).tolist())
+    content[one], content[other] = content[other], content[one]
+    (folder / STORE).write_bytes(content)
+    with pytest.raises(StoreError, match="the row of token 3 is damaged"):
+        verify(TideForCausalLM.from_pretrained(folder, memory="store"))
+
+
+def test_only_rows_that_are_there_are_saved(packed, tmp_path):
+    model = TideForCausalLM.from_pretrained(packed[1], memory="store")
+    with pytest.raises(ValueError, match="has no rows to save"):
+        TideForCausalLM(model.config).save_pretrained(tmp_path / "unopened")
+    os.truncate(packed[1] / STORE, 70_000)
+    with pytest.raises(StoreError, match="was cut off after it was opened"):
+        model.save_pretrained(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "64", None, True])
+def test_a_budget_that_is_none_is_refused_before_anything_is_read(wrong):
+    with pytest.raises(ValueError, match=r"memory_cache_bytes is .*: it must be 0 or more"):
+        TideForCausalLM.from_pretrained("no/such", memory="store", memory_cache_bytes=wrong)

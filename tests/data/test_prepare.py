@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tide_lm import runs
 from tide_lm.data import encoding, prepare, tokenizers
 from tide_lm.data.shards import Manifest, TokenSplit
 
@@ -181,7 +182,7 @@ def test_what_a_killed_preparer_left_is_removed(corpus, tmp_path):
 def test_two_preparers_of_one_folder_are_kept_apart(corpus, tmp_path):
     (tmp_path / ".out.tmp").mkdir()
     with (
-        prepare.claimed(tmp_path / "out"),
+        runs.claimed(tmp_path / "out", "prepared"),
         pytest.raises(ValueError, match="is being prepared by another process: wait for it"),
     ):
         prepare.prepare(str(corpus), tmp_path / "out")

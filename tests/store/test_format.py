@@ -32,7 +32,7 @@ def test_rows_are_where_the_header_says(tmp_path, sizes):
     for token, at in enumerate(HEADER.row_at(np.arange(50))):
         row = content[at : at + HEADER.row_bytes]
         assert row[:-4] == rows[token].tobytes()
-        assert struct.unpack("<I", row[-4:]) == (zlib.crc32(row[:-4]),)
+        assert struct.unpack("<I", row[-4:]) == (zlib.crc32(row[:-4], token),)
 
 
 def test_the_header_and_what_all_rows_share_come_back(tmp_path):

@@ -21,13 +21,18 @@ _AT_ONCE = 4096
 
 
 def fingerprint(model: TideForCausalLM) -> str:
-    """A sum over all that a model is without its tables: names, types, shapes and numbers."""
+    """Of the weights that stay beside a store, and of the tables that it is made from: half of it each."""
+    return _sum(model, tables=False) + _sum(model, tables=True)
+
+
+def _sum(model: TideForCausalLM, tables: bool) -> str:
+    """Over names, types, shapes and numbers."""
     found = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        if not name.startswith(_TABLES):
+        if name.startswith(_TABLES) == tables:
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return found.hexdigest()[:32]
 
 
 def pack(
@@ -43,10 +48,8 @@ def pack(
     """
     if model.model.tables is None:
         raise ValueError("a base model (num_memory_blocks=0) has no tables to pack")
-    if folder.exists():
-        raise ValueError(f"{folder} is there already: name another folder, or remove it")
-    encoder = Encoder(model.model.tables, form, fingerprint(model), counts_V)
-    with runs.write_folder(folder) as draft:
+    with runs.claimed(folder, "packed"), runs.write_folder(folder) as draft:
+        encoder = Encoder(model.model.tables, form, fingerprint(model), counts_V)
         rows = (some.cpu().numpy() for some in encoder.rows())
         write_store(draft / STORE, encoder.header, encoder.sections, rows)
         without = {name: value for name, value in model.state_dict().items() if not name.startswith(_TABLES)}
@@ -68,9 +71,9 @@ def verify(model: TideForCausalLM) -> StoreFile:
     if not isinstance(stored, StoredMemory) or stored.file is None:
         raise ValueError("this model has no store to verify: its tables are among its weights")
     header = stored.file.header
-    if (found := fingerprint(model)) != header.fingerprint:
+    if (found := _sum(model, tables=False)) != header.fingerprint[:32]:
         raise StoreError(
-            f"{stored.file.path} is of weights with the fingerprint {header.fingerprint}, and these have "
+            f"{stored.file.path} is of weights with the sum {header.fingerprint[:32]}, and these have "
             f"{found}: they have changed since they were packed, or were saved in another type; pack the "
             "model again"
         )

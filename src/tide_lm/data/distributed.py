@@ -23,7 +23,7 @@ from typing import Any
 from tide_lm import __version__, runs
 from tide_lm.data import sources
 from tide_lm.data.optional import require
-from tide_lm.data.prepare import Settings, claimed, save_tokenizer
+from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import Assemble, Encode, Finish, Work, WorkingFolder
 
@@ -71,7 +71,7 @@ def prepare(
     out = Path(out).absolute()
     parts = sources.parts(_absolute(settings.source), settings.text_field)
     folder = WorkingFolder(out)
-    with claimed(out):
+    with runs.claimed(out, "prepared"):
         _start(folder, settings, parts, tasks)
         stages = {
             "encode": (Encode(folder, parts), tasks),

@@ -1,8 +1,7 @@
 """Text to token shards: read, split, encode, count, write; all of it, or nothing."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -84,7 +83,7 @@ def prepare_corpus(
 ) -> Manifest:
     """`prepare` for documents that have a split; a tokenizer is trained on the parts `training`."""
     out = out.absolute()
-    with claimed(out), runs.write_folder(out) as folder:
+    with runs.claimed(out, "prepared"), runs.write_folder(out) as folder:
         vocabulary = save_tokenizer(settings, training, folder)
         writers = {
             split: ShardWriter(folder, split, vocabulary.dtype, settings.shard_tokens) for split in SPLITS
@@ -92,27 +91,6 @@ def prepare_corpus(
         counts = write_tokens(corpus, folder, vocabulary, writers, processes, progress)
         splits = {split: writer.finish() for split, writer in writers.items()}
         return complete(folder, settings, vocabulary, corpus.tally, counts, splits)
-
-
-@contextmanager
-def claimed(out: Path) -> Iterator[None]:
-    """Checks that `out` is free, and keeps other preparers from it."""
-    check_free(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    busy = f"{out} is being prepared by another process: wait for it, or choose another --out"
-    with runs.locked(out.with_name(f".{out.name}.lock"), busy):
-        check_free(out)  # again, since another may have made it meanwhile
-        try:
-            yield
-        except OSError as error:
-            if error.filename is None:
-                error.filename = str(out)  # a full disk does not say where
-            raise
-
-
-def check_free(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: remove it, or choose another --out")
 
 
 def save_tokenizer(settings: Settings, parts: Sequence[sources.Part], folder: Path) -> Vocabulary:

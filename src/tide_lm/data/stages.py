@@ -29,7 +29,7 @@ import numpy as np
 
 from tide_lm import runs
 from tide_lm.data.corpus import SPLITS, Corpus, Tally
-from tide_lm.data.prepare import Settings, Vocabulary, check_free, complete, write_tokens
+from tide_lm.data.prepare import Settings, Vocabulary, complete, write_tokens
 from tide_lm.data.shards import Manifest, Shard, ShardFile, is_full, stored
 from tide_lm.data.sources import Part
 
@@ -252,7 +252,7 @@ class Finish(Stage):
     def __call__(self, data: Any, rank: int, world_size: int) -> None:
         if self.folder.result.exists():
             self._complete(self.folder.read())
-            check_free(self.folder.out)
+            runs.check_free(self.folder.out)
             runs.publish(self.folder.result, self.folder.out)
         self.folder.clear()
 

@@ -18,7 +18,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
 
 from tide_lm import checkpoint
 from tide_lm.config import Place, Residence
@@ -26,6 +25,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.pretrained import check_place, store_path
 from tide_lm.runs import RunDirectory, write_result
 from tide_lm.store.format import StoreError
 from tide_lm.store.reader import StoreFile
@@ -206,12 +206,13 @@ def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase
 
 
 def _load_folder(folder: str, config: PreTrainedConfig, memory: Residence | None) -> PreTrainedModel:
+    options: dict[str, Any] = {}
+    if memory is not None:
+        if not isinstance(config, TideConfig):
+            raise ValueError(f"{folder}, a {config.model_type}, has no memory: leave --memory out")
+        check_place(config, folder, memory.place)
+        options = {"memory": memory.place, "memory_cache_bytes": memory.cache_bytes}
     with _naming(folder):
-        options: dict[str, Any] = {}
-        if memory is not None:
-            if not isinstance(config, TideConfig):
-                raise ValueError(f"a {config.model_type} has no memory that could be in a {memory.place}")
-            options = {"memory": memory.place, "memory_cache_bytes": memory.cache_bytes}
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **options
         )
@@ -224,9 +225,10 @@ def _naming(folder: str) -> Iterator[None]:
     except StoreError:  # which names its file
         raise
     except (OSError, KeyError, ValueError, SafetensorError) as error:
+        here = "" if Path(folder).exists() else "is no folder here, and "
         raise ValueError(
-            f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "
-            "folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
+            f"{folder} {here}cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, "
+            "a folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
         ) from error
 
 
@@ -298,7 +300,7 @@ def _stored_frequencies(
     if not isinstance(config, TideConfig) or config.memory_store is None:
         return None
     with _naming(folder):
-        file = StoreFile(Path(cached_file(folder, config.memory_store["file"])))
+        file = StoreFile(store_path(config, folder))
         file.check_model(
             vocab_size=config.vocab_size, blocks=config.num_memory_blocks, hidden=config.hidden_size
         )

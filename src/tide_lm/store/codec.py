@@ -29,8 +29,8 @@ class RowCodec:
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise ValueError(f"bits is {self.bits!r}: use one of {', '.join(map(str, BITS))}")
-        if self.group < 8 or self.group % 8:
-            raise ValueError(f"group is {self.group!r}: use a multiple of 8")
+        if not 8 <= self.group <= 2**20 or self.group % 8:
+            raise ValueError(f"group is {self.group!r}: use a multiple of 8, at most {2**20:,}")
         if self.numbers < 1:
             raise ValueError(f"numbers is {self.numbers!r}: a row has at least one")
 

@@ -230,9 +230,9 @@ def write_store(
         file.seek(header.rows_at)
         waiting, written = np.empty((0, header.row_bytes), np.uint8), 0
         for some in rows:
+            sums = np.array([zlib.crc32(row.data, token) for token, row in enumerate(some, written)], "<u4")
             written += len(some)
-            sums = np.array([zlib.crc32(row.data) for row in some], "<u4").view(np.uint8).reshape(-1, 4)
-            waiting = np.concatenate([waiting, np.concatenate([some, sums], 1)])
+            waiting = np.concatenate([waiting, np.concatenate([some, sums.view(np.uint8).reshape(-1, 4)], 1)])
             whole = len(waiting) // header.rows_in_stride * header.rows_in_stride
             _write_strides(file, header, waiting[:whole])
             waiting = waiting[whole:]

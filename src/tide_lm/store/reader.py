@@ -23,7 +23,7 @@ except ImportError:
     from zlib import crc32
 
 from tide_lm.store.aio import AsyncReads
-from tide_lm.store.format import BLOCK, HEADER_BYTES, StoreError, read_header, read_section
+from tide_lm.store.format import BLOCK, HEADER_BYTES, Header, StoreError, read_header, read_section
 
 THREADS = 16  # that read, each one row after the other, where the system has no asynchronous reads
 _AT_ONCE = 1024
@@ -96,13 +96,16 @@ class StoreFile:
                 )
 
     def check_name(self) -> None:
-        """That it is still this file which has its name."""
-        if not self.path.exists() or not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
+        """That it is still this file which has its name, and as long as it was."""
+        here = os.fstat(self._plain)
+        if not self.path.exists() or not os.path.samestat(here, self.path.stat()):
             raise StoreError(f"{self.path} was replaced or removed after it was opened: open the model again")
+        if here.st_size != self.header.file_bytes:
+            raise StoreError(f"{self.path} was cut off after it was opened: copy it again, or pack it again")
 
     def read(self, tokens_U: np.ndarray) -> np.ndarray:
         """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
-        batch = _Batch(self._descriptor, self.header.row_at(tokens_U), self.header.row_bytes)
+        batch = _Batch(self._descriptor, tokens_U, self.header)
         if len(tokens_U) <= _ALONE:
             batch.read_each(slice(0, len(tokens_U)))
         elif (reads := self._async_reads()) is not None:
@@ -150,7 +153,8 @@ class StoreFile:
 class _Batch:
     """Reads of whole blocks, each into its own; what they found, bytes or below 0 an error, and checksums."""
 
-    def __init__(self, descriptor: int, at_U: np.ndarray, row_bytes: int) -> None:
+    def __init__(self, descriptor: int, tokens_U: np.ndarray, header: Header) -> None:
+        self.tokens_U, at_U, row_bytes = tokens_U, header.row_at(tokens_U), header.row_bytes
         self.start_U = at_U % BLOCK  # of the row, in its blocks
         self.end_U = self.start_U + row_bytes - 4  # where its checksum begins
         self.descriptor, self.at_U = descriptor, at_U - self.start_U
@@ -201,8 +205,8 @@ class _Batch:
     def _sum(self, places: np.ndarray) -> None:
         first_N = places * self._width
         starts, ends = (first_N + self.start_U[places]).tolist(), (first_N + self.end_U[places]).tolist()
-        rows = zip(starts, ends, strict=True)
-        self.sums_U[places] = [crc32(self._bytes[start:end]) for start, end in rows]
+        rows = zip(self.tokens_U[places].tolist(), starts, ends, strict=True)
+        self.sums_U[places] = [crc32(self._bytes[start:end], token) for token, start, end in rows]
 
 
 def _pages(rows: int, size: int) -> np.ndarray:
