@@ -128,7 +128,7 @@ def test_what_rare_tokens_lose_is_told_beside_what_all_do(two_runs):
     lost = 0.04 * (1 - 1 / 20)
     assert table.rows[-1] == ("2 bits", "12.5 %", "+40.000 %", f"{lost:+.3f}")
     form = tide.result("compression")["forms"][2]
-    assert compression.by_decile(tide, form)[9] == pytest.approx(0.04 * (1 - 9 / 20))
+    assert compression.by_decile(tide.result("compression"), form)[9] == pytest.approx(0.04 * (1 - 9 / 20))
 
 
 def test_forms_may_be_few_and_frequencies_unknown(two_runs, tmp_path):
