@@ -49,9 +49,8 @@ class StoredMemory(nn.Module):
         for start in range(0, self.vocab_size, _AT_ONCE):
             some = bytes_VR[start : start + _AT_ONCE]
             some[:] = file.read(np.arange(start, start + len(some)))
-        if (
-            residence.place is Place.device and device.type != "meta"
-        ):  # as that of weights which are offloaded
+        offloaded = device.type == "meta"
+        if residence.place is Place.device and not offloaded:
             self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:
             self._decode, self._host_VR = RowDecoder(file.header, file.sections), bytes_VR

@@ -304,6 +304,6 @@ def _stored_frequencies(
         file.check_model(
             vocab_size=config.vocab_size, blocks=config.num_memory_blocks, hidden=config.hidden_size
         )
-    if (counts_V := file.sections.get("counts")) is None:
+    if "counts" not in file.header.sections:
         return None
-    return FrequencyBins.from_counts(counts_V.astype(np.int64), tokenizer)
+    return FrequencyBins.from_counts(file.section("counts").astype(np.int64), tokenizer)

@@ -81,9 +81,11 @@ class StoreFile:
     @property
     def sections(self) -> dict[str, np.ndarray]:
         """What all rows share, read now: who needs it longer keeps it."""
+        return {name: self.section(name) for name in self.header.sections}
+
+    def section(self, name: str) -> np.ndarray:
         with self._naming():
-            arrays = self.header.sections.items()
-            return {name: read_section(self._plain, section, name) for name, section in arrays}
+            return read_section(self._plain, self.header.sections[name], name)
 
     def check_model(self, **expected: Any) -> None:
         """That it belongs to a model of which the header has these values."""
@@ -261,8 +263,8 @@ class StoredRows:
         self._free = list(range(places))
         self._reader = _Threads(1, "tide-ahead")
         self._begin_in_process()
-        if (counts_V := file.sections.get("counts")) is not None:
-            by_count = np.argsort(-counts_V.astype(np.float64), kind="stable")[:places]
+        if "counts" in header.sections:
+            by_count = np.argsort(-file.section("counts").astype(np.float64), kind="stable")[:places]
             for some in np.array_split(by_count[::-1], -(-places // _AT_ONCE)) if places else ():
                 self._keep(some, file.read(some), places)
 
@@ -326,13 +328,13 @@ class StoredRows:
             rows, waited = self._read(tokens), True
         else:
             waited = not (known.all() and ahead[1].done())
-            if ahead[1].exception() is not None:  # maybe of a row that nobody asks for
-                known[:], waited = False, True
             rows = np.empty((len(tokens), self._rows_CR.shape[1]), np.uint8)
             if not known.all():
                 rows[~known] = self._read(tokens[~known])
-            if known.any():
+            if ahead[1].exception() is None:
                 rows[known] = ahead[1].result()[np.searchsorted(ahead[0], tokens[known])]
+            else:  # maybe of a row that nobody asks for
+                rows[known], waited = self._read(tokens[known]), True
         if waited:
             self.counters.waits += 1
             self.counters.seconds += time.perf_counter() - started
