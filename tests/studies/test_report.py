@@ -9,10 +9,13 @@ from kept_runs import by_frequency, keep
 
 from studies import cache_report
 from studies.claims import CLAIMS
+from studies.figures import opened
 from studies.plan import NARROW, VALUES_BY_RECIPE
 from studies.report import CONTROLS, page, summary, write_report
 from studies.results import Spread, Study
 from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.figures.compression import rare_change, worst_change
+from tide_lm.report.wording import percent
 from tide_lm.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +174,7 @@ def test_the_page_in_docs_is_that_of_the_runs_that_are_kept(kept, cache):
 
 def test_the_page_in_docs_has_every_figure_of_the_paper(kept, cache):
     shown = set(re.findall(r"\]\(study/(.+?)\.svg\)", page(kept, cache)))
-    assert shown >= FIGURES.keys() - {"bits", "ranks"}  # which no run of the study has measured yet
+    assert shown >= FIGURES.keys()
     assert shown == {path.stem for path in (ROOT / "docs" / "study").iterdir()}
 
 
@@ -206,3 +209,20 @@ def test_the_log_has_the_differences_of_the_runs_that_are_kept(kept):
     losses = {(r["model"], r["recipe"]): r["val_loss"] for r in first if r["seed"] == 0}
     centre = losses.pop(("tide", "centre"))
     assert shown == {f"{loss - centre:+.3f}" for loss in losses.values()}
+
+
+def test_the_readme_says_what_smaller_tables_cost(kept):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    run = next(run for run in opened(kept.looked) if run.name == "TIDE-8E (best)")
+    result = run.result("compression")
+    forms = {form["form"]: form for form in result["forms"]}
+    told = {
+        "8 bits": "in 8 bits",
+        "4 bits": "in 4",
+        "3 bits": "in 3",
+        "4 bits, rank 0.5, joint, weighted 0.5": "in 4 bits with half the rank of all blocks together",
+    }
+    for name, words in told.items():
+        most, size = percent(worst_change(result, forms[name]), 2), forms[name]["relative_bytes"]
+        assert f"{most} {words}, with {size:.0%}".replace("%", " %").replace("  ", " ") in readme
+    assert f"at most {max(rare_change(result, forms[name]) for name in told):.3f} nats by any" in readme

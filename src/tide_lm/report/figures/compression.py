@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.report import paper
@@ -60,9 +59,10 @@ def changes(result: Result, form: Form) -> dict[str, float | None]:
     return {name: after / before - 1 if before and after else None for name, (before, after) in found.items()}
 
 
-def mean_change(result: Result, form: Form) -> float | None:
+def worst_change(result: Result, form: Form) -> float | None:
+    """That of the text that loses most, as gains on another must not hide it."""
     found = list(changes(result, form).values())
-    return mean(value for value in found if value is not None) if None not in found else None
+    return max(value for value in found if value is not None) if None not in found else None
 
 
 def rare_change(result: Result, form: Form) -> float | None:
@@ -114,8 +114,8 @@ def _by_bits(run: Run) -> Panel:
         axes.set_ylabel("change of perplexity, %")
         legend(axes)
 
-    told = ", ".join(f"{form['form']} {percent(mean_change(_of(run), form), 2)}" for form in forms)
-    alt = f"Lines of perplexity over bits, one for each text of {run.name}; in the mean {told}"
+    told = ", ".join(f"{form['form']} {percent(worst_change(_of(run), form), 2)}" for form in forms)
+    alt = f"Lines of perplexity over bits, one for each text of {run.name}; of the worst text {told}"
     return Panel(f"Perplexity in fewer bits: {short(run.name)}", alt, draw, height=4.2)
 
 
@@ -125,7 +125,7 @@ def _curves(run: Run) -> Panel:
     def draw(axes: "Axes") -> None:
         for (name, forms), colour, marker in zip(families.items(), PALETTE, MARKERS, strict=False):
             forms = sorted(forms, key=lambda form: form["relative_bytes"])
-            found = [mean_change(_of(run), form) for form in forms]
+            found = [worst_change(_of(run), form) for form in forms]
             axes.plot(
                 [100 * form["relative_bytes"] for form in forms],
                 [100 * value for value in numbers(found)],
@@ -136,15 +136,15 @@ def _curves(run: Run) -> Panel:
             )
         _more_or_less(axes, 0.1)
         axes.set_xlabel("bytes, % of the tables in 16 bits")
-        axes.set_ylabel("mean change of perplexity, %")
+        axes.set_ylabel("change of perplexity, worst text, %")
         legend(axes)
 
     told = [
-        f"{form['form']} {percent(mean_change(_of(run), form), 2)}"
+        f"{form['form']} {percent(worst_change(_of(run), form), 2)}"
         for forms in families.values()
         for form in forms
     ]
-    alt = f"Lines of bytes against perplexity of {run.name}: {', '.join(told)}"
+    alt = f"Lines of bytes against the perplexity of the worst text of {run.name}: {', '.join(told)}"
     return Panel(f"Bytes against perplexity: {short(run.name)}", alt, draw, height=4.2)
 
 
