@@ -59,6 +59,16 @@ class StoredMemory(nn.Module):
         """Has all rows on the device that they are on."""
         self._decode, self.bytes_VR = RowDecoder(header, sections), bytes_VR
 
+    def all_bytes(self) -> torch.Tensor | None:
+        """Every token's row where a GPU can read it: on the device, or pinned; None if they are in a file."""
+        if self.bytes_VR is not None or self._host_VR is None:
+            return self.bytes_VR
+        pinned_VR = torch.from_numpy(self._host_VR)
+        if not pinned_VR.is_pinned():
+            pinned_VR = pinned_VR.pin_memory()
+            self._host_VR = pinned_VR.numpy()
+        return pinned_VR
+
     @property
     def counters(self) -> Counters:
         """Of what was read; all zero where rows are in memory."""

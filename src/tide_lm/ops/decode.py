@@ -1,0 +1,203 @@
+"""One token of one sequence in one launch: what decode.cu needs, and its launches.
+
+Shapes: L layers, D hidden, G key heads, T positions, d of a head, V vocabulary, R bytes, K blocks.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tide_lm.ops.nvrtc import Module, compile_source
+
+SOURCE = Path(__file__).with_name("decode.cu")
+_UNDER_WAY = 1 << 16  # bytes that a block reads at once: more make all wait longer, fewer leave memory idle
+_WARPS = (16, 12, 8, 6, 4, 2)
+_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """The sizes that the kernel is compiled for; `mixed` blocks are weighed in a layer."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    layers: int
+    vocabulary: int
+    blocks: int = 0
+    mixed: int = 0
+    gates: int = 0
+    bits: int = 0
+    group: int = 32
+
+    @property
+    def projected(self) -> int:
+        """Rows of the first product: queries, keys, values and their gates."""
+        return (self.heads + 2 * self.key_heads) * self.head_dim + self.gates
+
+    @property
+    def slots(self) -> int:
+        return self.mixed + 1 if self.mixed else 0
+
+    def why_not(self) -> str | None:
+        """What the kernel cannot do, if it is so."""
+        lanes = self.head_dim // 8
+        if self.head_dim % 16 or lanes & (lanes - 1) or lanes > 32:
+            return f"heads of {self.head_dim} numbers"
+        if self.hidden % 8 or self.intermediate % 8:
+            return "sizes that 8 does not divide"
+        if self.slots > 32:
+            return f"more than 31 blocks in a layer ({self.mixed})"
+        return None
+
+    def macros(self, processors: int, shared: int) -> dict[str, int]:
+        """For a device with so many multiprocessors, and bytes of shared memory a block."""
+        slot = max(4 * self.hidden, 4 * self.heads * self.head_dim, 2 * self.intermediate)
+        slot += -slot % 16
+        group = self.heads // self.key_heads
+        held = 4096 + 4 * max(self.hidden, self.intermediate, self.heads * self.head_dim)
+        limit = max(2, min(_UNDER_WAY, shared // 4) // slot)
+        for warps in _WARPS:
+            merged = 4 * group * max(warps * (self.head_dim + 2), _SPLITS) + 4 * (group + 2) * self.head_dim
+            if (warps + limit) * (slot + 16) + held + merged <= shared:
+                break
+        else:
+            raise ValueError(f"rows of {slot} bytes are too long for {shared} bytes of shared memory")
+        return {
+            "D": self.hidden,
+            "F": self.intermediate,
+            "H": self.heads,
+            "KV": self.key_heads,
+            "HD": self.head_dim,
+            "L": self.layers,
+            "V": self.vocabulary,
+            "K": self.blocks,
+            "MIXED": self.mixed,
+            "S": self.slots,
+            "GATES": self.gates,
+            "SPLITS": max(1, min(_SPLITS, processors // self.key_heads)),
+            "WARPS": warps,
+            "ROOM": shared,
+            "SLOT": slot,
+            "LIMIT": limit,
+            "BITS": self.bits,
+            "ROW_GROUP": self.group,
+        }
+
+
+@dataclass(frozen=True)
+class DecodeWeights:
+    """In bfloat16, a first dimension of layers where there is one; the head may be the embedding."""
+
+    qkv: torch.Tensor
+    o: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    router: torch.Tensor | None
+    down: torch.Tensor
+    embed: torch.Tensor
+    head: torch.Tensor
+    norm1: torch.Tensor
+    norm2: torch.Tensor
+    norm3: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RowBytes:
+    """Rows of all tokens on the device, or pinned in the host's memory, and which of them is wanted.
+
+    Tables as trained have gains, and packed rows levels and columns.
+    """
+
+    bytes_VR: torch.Tensor
+    which: torch.Tensor
+    gains_KD: torch.Tensor | None = None
+    levels: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+
+
+class Args(ctypes.Structure):
+    """As decode.cu has it."""
+
+    _fields_ = (
+        *((field, ctypes.c_void_p) for field in DecodeWeights.__dataclass_fields__),
+        *((name, ctypes.c_void_p) for name in ("rope", "rows", "cache", "mail", "logits", "best")),
+        *((name, ctypes.c_void_p) for name in ("token", "place", "step", "times")),
+        ("eps", ctypes.c_float),
+        ("value_scale", ctypes.c_float),
+        ("T", ctypes.c_int),
+    )
+
+
+class RowArgs(ctypes.Structure):
+    """As decode.cu has it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("bytes", "which", "gains", "levels", "columns")),
+        ("stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+    )
+
+
+class DecodeKernel:
+    """Reads the token at `ids_1` and its place, and leaves logits, and by `pick` the next token and place."""
+
+    def __init__(
+        self,
+        shape: DecodeShape,
+        weights: DecodeWeights,
+        cache_L2GTd: torch.Tensor,
+        rope_Td: torch.Tensor,
+        ids_1: torch.Tensor,
+        place_1: torch.Tensor,
+        rows: RowBytes | None,
+        eps: float,
+        value_scale: float,
+    ) -> None:
+        device = ids_1.device
+        properties = torch.cuda.get_device_properties(device)
+        shared = getattr(properties, "shared_memory_per_block_optin")  # noqa: B009 (torch does not declare it)
+        macros = shape.macros(properties.multi_processor_count, shared)
+        module = Module(
+            compile_source(SOURCE.read_text(), macros, f"sm_{properties.major}{properties.minor}")
+        )
+        self._blocks = properties.multi_processor_count
+        self._decode = module.kernel("decode", (macros["WARPS"] + 1) * 32, shared)
+        self._pick = module.kernel("pick", 32)
+        self._fetch = module.kernel("fetch", 32) if rows is not None else None
+        self.logits_V = torch.zeros(shape.vocabulary, device=device)
+        self.rows_KD = torch.zeros(max(shape.blocks, 1), shape.hidden, device=device)
+        words = torch.zeros(module.number("mail_words"), dtype=torch.int64, device=device)
+        best = torch.zeros(self._blocks, dtype=torch.int64, device=device)
+        step = torch.zeros(1, dtype=torch.int32, device=device)
+        given = {name: getattr(weights, name) for name in DecodeWeights.__dataclass_fields__}
+        given |= {"rope": rope_Td, "rows": self.rows_KD, "cache": cache_L2GTd, "mail": words}
+        given |= {"logits": self.logits_V, "best": best, "token": ids_1, "place": place_1, "step": step}
+        self._kept = given, rows  # what the kernels read, as long as they do
+        args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
+        for name, tensor in given.items():
+            setattr(args, name, None if tensor is None else tensor.data_ptr())
+        self._args = torch.frombuffer(bytearray(args), dtype=torch.uint8).to(device)
+        self._place = ctypes.c_void_p(self._args.data_ptr())
+        self._eps, self._shape = ctypes.c_float(eps), shape
+        if rows is not None:
+            self._row_args = RowArgs(stride=rows.bytes_VR.stride(0), out=self.rows_KD.data_ptr())
+            of = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
+            for name, tensor in (of | {"levels": rows.levels, "columns": rows.columns}).items():
+                setattr(self._row_args, name, None if tensor is None else tensor.data_ptr())
+
+    def fetch(self) -> None:
+        """Has the token's rows in `rows_KD`, where there are bytes of them."""
+        if self._fetch is not None:
+            self._fetch(self._shape.blocks, self._row_args, self._eps)
+
+    def decode(self) -> None:
+        self._decode(self._blocks, self._place)
+
+    def pick(self, chosen: bool = False) -> None:
+        """The most likely token, unless one was chosen already, and the next place."""
+        self._pick(1, self._place, ctypes.c_int(self._blocks), ctypes.c_int(chosen))

@@ -1,0 +1,149 @@
+"""One more token for one sequence, by one kernel a token."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tide_lm.ops.decode import DecodeKernel, DecodeShape, DecodeWeights, RowBytes
+from tide_lm.serve.cache import SlotCache
+from tide_lm.serve.decoder import Decoder
+from tide_lm.serve.sampling import Sampling
+from tide_lm.stored_memory import StoredMemory
+
+_ROPES = ("default", "linear", "llama3", "yarn")  # which turn by the position alone
+
+
+def why_not(model: PreTrainedModel, batch: int) -> str | None:
+    """What keeps a model from the kernel, if anything does."""
+    config, weight = model.config, model.get_input_embeddings().weight
+    if batch != 1:
+        return f"{batch} sequences"
+    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return "a device that is no GPU of compute capability 9.0 or more"
+    if config.model_type not in ("llama", "tide"):
+        return f"a model of type {config.model_type}"
+    if any(parameter.dtype != torch.bfloat16 for parameter in model.parameters()):
+        return "weights that are not bfloat16"
+    if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
+        return "biases, or an activation that is not silu"
+    if getattr(config, "memory_gate", False):
+        return "a gated memory"
+    if config.rope_parameters.get("rope_type", "default") not in _ROPES:
+        return f"positions of type {config.rope_parameters['rope_type']}"
+    return shape_of(model).why_not()
+
+
+def shape_of(model: PreTrainedModel) -> DecodeShape:
+    config, memory = model.config, getattr(model.model, "memory", None)
+    K = getattr(config, "num_memory_blocks", 0)
+    packed = memory.file.header if isinstance(memory, StoredMemory) and memory.file else None
+    return DecodeShape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        head_dim=model.model.layers[0].self_attn.head_dim,
+        layers=config.num_hidden_layers,
+        vocabulary=config.vocab_size,
+        blocks=K,
+        mixed=1 if K and config.memory_own_block else K,
+        gates=config.hidden_size // config.head_dim if K and config.memory_values else 0,
+        bits=packed.bits if packed and not packed.ranks else 0,
+        group=packed.group if packed else 32,
+    )
+
+
+def stack_weights(model: PreTrainedModel) -> DecodeWeights:
+    """The weights by layers; the model's own become views of them, so they are there once."""
+    layers, has_memory = model.model.layers, hasattr(model.model.layers[0], "router")
+    with_gates = hasattr(layers[0].self_attn, "value_gate")
+
+    def stacked(parts_of: Callable[[Any], list[Any]]) -> torch.Tensor:
+        first = [part.weight.data for part in parts_of(layers[0])]
+        rows = sum(len(weight) for weight in first)
+        out = first[0].new_empty(len(layers), rows, *first[0].shape[1:])
+        for layer, into in zip(layers, out, strict=True):
+            parts = parts_of(layer)
+            for part, place in zip(parts, into.split([len(p.weight) for p in parts]), strict=True):
+                place.copy_(part.weight.data)
+                part.weight.data = place
+        return out
+
+    def projections(layer: Any) -> list[Any]:
+        attention = layer.self_attn
+        gates = [attention.value_gate] if with_gates else []
+        return [attention.q_proj, attention.k_proj, attention.v_proj, *gates]
+
+    return DecodeWeights(
+        qkv=stacked(projections),
+        o=stacked(lambda layer: [layer.self_attn.o_proj]),
+        gate=stacked(lambda layer: [layer.mlp.gate_proj]),
+        up=stacked(lambda layer: [layer.mlp.up_proj]),
+        router=stacked(lambda layer: [layer.router]) if has_memory else None,
+        down=stacked(lambda layer: [layer.mlp.down_proj]),
+        embed=model.model.embed_tokens.weight,
+        head=model.lm_head.weight,
+        norm1=stacked(lambda layer: [layer.input_layernorm]),
+        norm2=stacked(lambda layer: [layer.post_attention_layernorm]),
+        norm3=model.model.norm.weight,
+    )
+
+
+def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
+    """Cosines of half a head's numbers, then sines, at each position."""
+    like = model.get_input_embeddings().weight.new_zeros(1, dtype=torch.float32)
+    cosine, sine = model.model.rotary_emb(like, torch.arange(length, device=like.device)[None])
+    half = cosine.shape[-1] // 2
+    return torch.cat([cosine[0, :, :half], sine[0, :, :half]], -1).contiguous()
+
+
+class FusedDecoder(Decoder):
+    """By one kernel a token, of a model for which `why_not` says nothing."""
+
+    def __init__(
+        self, model: PreTrainedModel, weights: DecodeWeights, cache: SlotCache, sampling: Sampling
+    ) -> None:
+        super().__init__(model, cache, sampling)
+        memory, rows = getattr(model.model, "memory", None), row_bytes(model, self.ids_B)
+        self.kernel = DecodeKernel(
+            shape_of(model),
+            weights,
+            cache.states_L2BHTd[:, :, 0],
+            rope_table(model, cache.length),
+            self.ids_B,
+            cache.place_B,
+            rows,
+            model.config.rms_norm_eps,
+            getattr(model.config, "memory_value_scale", 1.0),
+        )
+        self.host_rows_BKD = self.kernel.rows_KD[None] if memory is not None and rows is None else None
+
+    def _step(self) -> None:
+        self.kernel.fetch()
+        self.kernel.decode()
+        drawn = bool(self.sampling.temperature)
+        if drawn:
+            self.ids_B.copy_(self.sampling.pick(self.kernel.logits_V[None], self.generator))
+        self.kernel.pick(chosen=drawn)
+
+    def _reach(self, longest: int) -> int:
+        return self.cache.length  # the kernel looks at what is there
+
+
+def row_bytes(model: PreTrainedModel, ids_1: torch.Tensor) -> RowBytes | None:
+    """Where the kernel finds a token's rows by itself; None if the host has to look them up."""
+    memory = getattr(model.model, "memory", None)
+    if memory is None:
+        return None
+    if not isinstance(memory, StoredMemory):
+        return RowBytes(memory.weight.flatten(1).view(torch.uint8), ids_1, gains_KD=memory.norm.weight)
+    if memory.file is None or memory.file.header.ranks or (bytes_VR := memory.all_bytes()) is None:
+        return None
+    tables = {
+        name: torch.from_numpy(memory.file.section(name)).to(ids_1.device)
+        for name in ("levels", "columns")
+        if name in memory.file.sections
+    }
+    return RowBytes(bytes_VR, ids_1, **tables)

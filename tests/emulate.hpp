@@ -1,0 +1,135 @@
+// Runs a kernel on the host: every thread is a fiber, and all take turns. Copies end, and words arrive, later
+// and in any order, as they may on a GPU.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct Index { unsigned x; };
+static Index threadIdx, blockIdx, gridDim;
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+using std::min;
+static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+static float __int_as_float(int x) { return __uint_as_float(x); }
+static unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+#define __expf(x) expf(x)
+#define __logf(x) logf(x)
+static float rsqrtf(float x) { return 1 / sqrtf(x); }
+
+namespace emulated {
+struct Gate { int arrived = 0, round = 0; };
+struct Warp { Gate gate; unsigned long long values[32]; };
+struct Block { std::vector<char> shared; std::vector<Warp> warps; Gate all, multiplying; };
+struct Fiber { ucontext_t context; std::vector<char> stack; unsigned thread, block; bool done = false; };
+
+static std::vector<Block> blocks;
+static std::vector<Fiber> fibers;
+static Fiber *now;
+static ucontext_t scheduler;
+static std::vector<std::function<void()>> later;
+static std::mt19937 dice;
+
+static void pass() {
+    swapcontext(&now->context, &scheduler);
+    threadIdx.x = now->thread, blockIdx.x = now->block;
+}
+static Block &block() { return blocks[blockIdx.x]; }
+static void meet(Gate &gate, int of) {
+    const int round = gate.round;
+    if (++gate.arrived == of) gate.arrived = 0, gate.round++;
+    while (gate.round == round) pass();
+}
+}  // namespace emulated
+
+static char *shared_memory() { return emulated::block().shared.data(); }
+static void __syncthreads() { emulated::meet(emulated::block().all, emulated::block().warps.size() * 32); }
+static void sync_warps() { emulated::meet(emulated::block().multiplying, (emulated::block().warps.size() - 1) * 32); }
+static void __syncwarp() { emulated::meet(emulated::block().warps[threadIdx.x / 32].gate, 32); }
+template <class T> static T __shfl_xor_sync(unsigned, T x, int by) {
+    emulated::Warp &warp = emulated::block().warps[threadIdx.x / 32];
+    memcpy(&warp.values[threadIdx.x % 32], &x, sizeof x);
+    __syncwarp();
+    memcpy(&x, &warp.values[threadIdx.x % 32 ^ by], sizeof x);
+    __syncwarp();
+    return x;
+}
+static int atomicAdd(int *p, int by) { const int was = *p; *p += by; return was; }
+
+struct Barrier { int bytes; short awaited; unsigned short phase; };
+static void advance_phase(Barrier *b) { if (!b->awaited && !b->bytes) b->awaited = 1, b->phase ^= 1; }
+static void init_barrier(unsigned long long *p) { *(Barrier *)p = {0, 1, 0}; }
+static void publish_barriers() {}
+static void wait(unsigned long long *p, unsigned parity) { while (((Barrier *)p)->phase == parity) emulated::pass(); }
+static void arrive(unsigned long long *p) {
+    Barrier *b = (Barrier *)p;
+    if (b->awaited-- <= 0) fprintf(stderr, "one arrival too many\n"), abort();
+    advance_phase(b);
+}
+static void expect(unsigned long long *p, unsigned bytes) { ((Barrier *)p)->bytes += bytes; arrive(p); }
+static void copy(char *to, const void *from, unsigned bytes, unsigned long long *p) {
+    if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16) fprintf(stderr, "a copy is not aligned\n"), abort();
+    memset(to, 0xff, bytes);
+    emulated::later.push_back([=] {
+        memcpy(to, from, bytes);
+        ((Barrier *)p)->bytes -= bytes;
+        advance_phase((Barrier *)p);
+    });
+}
+template <class T> static T peek(const T *p) { emulated::pass(); return *p; }
+static void peek2(unsigned long long *v, const unsigned long long *p) { v[0] = peek(p), v[1] = peek(p + 1); }
+static void peek4(unsigned *v, const unsigned *p) { for (int i = 0; i < 4; i++) v[i] = peek(p + i); }
+template <class T> static void poke(T *p, T v) { emulated::later.push_back([=] { *p = v; }); }
+static void count(unsigned *p) { emulated::later.push_back([=] { ++*p; }); }
+static long long nanoseconds() { return 0; }
+
+static std::function<void()> emulated_kernel;
+static void emulated_thread() { emulated_kernel(); emulated::now->done = true; }
+
+static void run(std::function<void()> kernel, unsigned grid, unsigned threads, size_t shared, unsigned seed) {
+    using namespace emulated;
+    gridDim.x = grid;
+    emulated_kernel = kernel;
+    dice.seed(seed);
+    blocks.assign(grid, Block());
+    for (Block &b : blocks) b.shared.assign(shared + 1024, 0), b.warps.resize(threads / 32);
+    fibers = std::vector<Fiber>(grid * threads);
+    for (unsigned i = 0; i < fibers.size(); i++) {
+        Fiber &f = fibers[i];
+        f.thread = i % threads, f.block = i / threads, f.stack.resize(1 << 16);
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+        f.context.uc_link = &scheduler;
+        makecontext(&f.context, emulated_thread, 0);
+    }
+    for (long turns = 0;; turns++) {
+        bool alive = false;
+        for (Fiber &f : fibers) {
+            if (f.done) continue;
+            alive = true;
+            now = &f, threadIdx.x = f.thread, blockIdx.x = f.block;
+            swapcontext(&scheduler, &f.context);
+        }
+        for (size_t i = 0; i < later.size();)  // about half of what is under way ends
+            if (dice() % 2) {
+                std::swap(later[i], later.back());
+                auto end = std::move(later.back());
+                later.pop_back();
+                end();
+            } else i++;
+        if (!alive && later.empty()) return;
+        if (turns > 3000000) fprintf(stderr, "the blocks wait for each other\n"), abort();
+    }
+}

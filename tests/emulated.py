@@ -1,0 +1,79 @@
+"""The decode kernel on the host: its own source, by a C++ compiler, with fibers for its threads."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowArgs, RowBytes
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+_ENTRIES = """
+extern "C" void run_decode(const Args *args, unsigned blocks, unsigned seed) {
+    run([=] { decode(args); }, blocks, THREADS + 32, ROOM, seed);
+}
+extern "C" void run_pick(const Args *args, int blocks, int chosen) {
+    run([=] { pick(args, blocks, chosen); }, 1, 32, 0, 0);
+}
+#if K
+extern "C" void run_fetch(const Rows *rows, float eps) { run([=] { fetch(*rows, eps); }, K, 32, 0, 0); }
+#endif
+extern "C" int words() { return mail_words; }
+"""
+
+
+class EmulatedKernel:
+    """As `DecodeKernel`, of tensors on the host. `blocks` run at once."""
+
+    def __init__(self, folder: Path, shape: DecodeShape, blocks: int, **macros: int) -> None:
+        self.shape, self.blocks, self.seed = shape, blocks, 0
+        sizes = shape.macros(blocks, 16384) | macros
+        source = folder / "kernel.cpp"
+        source.write_text(
+            f'#include "{Path(__file__).with_name("emulate.hpp")}"\n'
+            + "".join(f"#define {name} {value}\n" for name, value in sizes.items())
+            + f'#include "{SOURCE}"\n{_ENTRIES}'
+        )
+        library = folder / "kernel.so"
+        assert COMPILER is not None
+        command = [COMPILER, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-o", library, source]
+        subprocess.run(command, check=True)
+        self._code = ctypes.CDLL(str(library))
+
+    def bind(
+        self,
+        weights: DecodeWeights,
+        cache_L2GTd: torch.Tensor,
+        rope_Td: torch.Tensor,
+        ids_1: torch.Tensor,
+        place_1: torch.Tensor,
+        eps: float,
+        value_scale: float,
+    ) -> None:
+        self.logits_V = torch.zeros(self.shape.vocabulary)
+        self.rows_KD = torch.zeros(max(self.shape.blocks, 1), self.shape.hidden)
+        given = {name: getattr(weights, name) for name in DecodeWeights.__dataclass_fields__}
+        given |= {"rope": rope_Td, "rows": self.rows_KD, "cache": cache_L2GTd}
+        given |= {"mail": torch.zeros(self._code.words(), dtype=torch.int64), "logits": self.logits_V}
+        given |= {"best": torch.zeros(self.blocks, dtype=torch.int64), "token": ids_1, "place": place_1}
+        given |= {"step": torch.zeros(1, dtype=torch.int32)}
+        self._kept = given
+        self._args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
+        for name, tensor in given.items():
+            setattr(self._args, name, None if tensor is None else tensor.data_ptr())
+
+    def fetch(self, rows: RowBytes, eps: float) -> None:
+        args = RowArgs(stride=rows.bytes_VR.stride(0), out=self.rows_KD.data_ptr())
+        of = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
+        for name, tensor in (of | {"levels": rows.levels, "columns": rows.columns}).items():
+            setattr(args, name, None if tensor is None else tensor.data_ptr())
+        self._code.run_fetch(ctypes.byref(args), ctypes.c_float(eps))
+
+    def decode(self) -> None:
+        self.seed += 1
+        self._code.run_decode(ctypes.byref(self._args), self.blocks, self.seed)
+
+    def pick(self, chosen: bool = False) -> None:
+        self._code.run_pick(ctypes.byref(self._args), self.blocks, int(chosen))

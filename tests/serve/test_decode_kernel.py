@@ -1,0 +1,157 @@
+"""The decode kernel's own source, run on the host, against the model in float32."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from emulated import COMPILER, EmulatedKernel
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.ops.decode import SOURCE, DecodeShape
+from tide_lm.ops.nvrtc import compile_source
+from tide_lm.serve.cache import SlotCache
+from tide_lm.serve.fused import rope_table, row_bytes, shape_of, stack_weights, why_not
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+
+SMALL = {
+    "vocab_size": 53,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_memory_blocks": 3,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
+
+
+def model_of(**changes) -> TideForCausalLM:
+    torch.manual_seed(0)
+    model = TideForCausalLM(TideConfig(**SMALL | {"initializer_range": 0.2} | changes)).bfloat16().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.normal_(1, 0.2)
+    return model
+
+
+def run(folder, model, blocks=5, tokens=5, **macros):
+    """The logits of tokens that are fed, by the kernel and by the model, and those of its bfloat16."""
+    exact = copy.deepcopy(model).float()
+    ids_T = torch.randint(model.config.vocab_size, (tokens,))
+    with torch.no_grad():
+        expected, rough = exact(ids_T[None]).logits[0], model(ids_T[None]).logits[0].float()
+    config, cache = model.config, SlotCache(model.config, 1, 32, model.lm_head.weight)
+    token = torch.zeros(1, dtype=torch.long)
+    kernel = EmulatedKernel(folder, shape_of(model), blocks, **{"WARPS": 4} | macros)
+    kernel.bind(
+        stack_weights(model),
+        cache.states_L2BHTd[:, :, 0],
+        rope_table(model, 32),
+        token,
+        cache.place_B,
+        config.rms_norm_eps,
+        config.memory_value_scale,
+    )
+    rows, found = row_bytes(model, token), []
+    for place, one in enumerate(ids_T):
+        assert int(cache.place_B) == place
+        token.copy_(one)
+        if rows is not None:
+            kernel.fetch(rows, config.rms_norm_eps)
+        kernel.decode()
+        found.append(kernel.logits_V.clone())
+        kernel.pick()
+        assert int(token) == int(found[-1].argmax())
+    return torch.stack(found), expected, rough
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_memory_blocks": 0},
+        {"memory_values": True, "memory_value_scale": 3.0, "hidden_size": 128},
+        {"memory_values": True, "memory_own_block": True},
+        {"num_memory_blocks": 24, "vocab_size": 17, "memory_gain_init": 4.0},
+        {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32},
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}},
+    ],
+    ids=str,
+)
+def test_the_kernel_gives_the_models_logits(tmp_path, changes):
+    found, expected, rough = run(tmp_path, model_of(**changes))
+    assert error(found, expected) <= error(rough, expected)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "changes"),
+    [
+        (2, {"WARPS": 2, "LIMIT": 1}),
+        (3, {"WARPS": 4, "LIMIT": 9, "SPLITS": 1}),
+        (9, {"WARPS": 6, "LIMIT": 2, "SPLITS": 4}),
+        (24, {"WARPS": 2, "LIMIT": 3, "SPLITS": 8}),  # most have no part in a phase
+    ],
+)
+def test_the_kernel_gives_the_same_whatever_it_is_split_into(tmp_path, blocks, changes):
+    found, expected, rough = run(tmp_path, model_of(memory_values=True), blocks, **changes)
+    assert error(found, expected) <= error(rough, expected)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4, 3, 2])
+def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, bits):
+    pack(model_of(hidden_size=72, head_dim=32).float(), tmp_path / "packed", Form(bits))
+    model = TideForCausalLM.from_pretrained(tmp_path / "packed").eval()
+    token = torch.zeros(1, dtype=torch.long)
+    kernel = EmulatedKernel(tmp_path, shape_of(model), blocks=2, WARPS=2)
+    kernel.rows_KD = torch.zeros(3, 72)
+    rows = row_bytes(model, token)
+    for one in 0, 1, 52:
+        token.fill_(one)
+        kernel.fetch(rows, model.config.rms_norm_eps)
+        assert torch.equal(kernel.rows_KD, model.model.memory.rows_of(token)[0])
+
+
+def test_rows_of_a_lower_rank_or_of_a_file_are_looked_up_by_the_host(tmp_path):
+    model, ids = model_of().float(), torch.zeros(1, dtype=torch.long)
+    pack(model, tmp_path / "rank", Form(8, rank=0.5))
+    pack(model, tmp_path / "whole", Form(8))
+    assert row_bytes(TideForCausalLM.from_pretrained(tmp_path / "rank"), ids) is None
+    assert row_bytes(TideForCausalLM.from_pretrained(tmp_path / "whole", memory="store"), ids) is None
+
+
+def test_a_model_that_the_kernel_cannot_run_says_why():
+    assert "24 numbers" in DecodeShape(96, 96, 4, 2, 24, 1, 50).why_not()
+    assert "8 does not divide" in DecodeShape(36, 96, 4, 2, 16, 1, 50).why_not()
+    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, blocks=40, mixed=40).why_not()
+    assert "no GPU" in why_not(model_of(), 1)
+    with pytest.raises(ValueError, match="too long for 49152 bytes"):
+        DecodeShape(16384, 65536, 128, 8, 128, 1, 50).macros(132, 49152)
+
+
+@pytest.mark.parametrize("preset", ["base-350m", "tide-8e-750m", "tide-24e-1b", "tide-8e-3b"])
+@pytest.mark.parametrize("bits", [0, 3])
+def test_the_kernel_compiles_for_hopper(preset, bits):
+    pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
+    with torch.device("meta"):
+        model = TideForCausalLM(TideConfig.from_preset(preset))
+    shape = dataclasses.replace(shape_of(model), bits=bits)
+    code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90")
+    assert all(name in code for name in (b"decode", b"pick"))
+    assert (b"fetch" in code) == bool(shape.blocks)
+
+
+def test_what_does_not_compile_is_told():
+    pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
+    with pytest.raises(ValueError, match='identifier "nothing" is undefined'):
+        compile_source("int f() { return nothing; }", {}, "sm_90")

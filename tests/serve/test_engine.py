@@ -1,0 +1,145 @@
+"""The engine on a CPU: the tokens that transformers generates, streamed, stopped and drawn."""
+
+import gc
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.serve import Engine, Sampling
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.2,
+}
+PROMPTS = [[5, 6, 7], [9], [1, 2, 3, 4, 5, 6]]
+
+
+def tide(**changes) -> TideForCausalLM:
+    torch.manual_seed(0)
+    return TideForCausalLM(TideConfig(**SIZES | {"num_memory_blocks": 3} | changes)).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> TideForCausalLM:
+    return tide()
+
+
+def expected(model, prompt: list[int], tokens: int) -> list[int]:
+    out = model.generate(
+        torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_memory_blocks": 0},
+        {"memory_values": True},
+        {"memory_own_block": True, "num_memory_blocks": 2},
+        {"memory_gate": True},
+    ],
+    ids=str,
+)
+def test_prompts_of_any_length_go_on_as_transformers_has_it(changes):
+    model = tide(**changes)
+    steps = list(Engine(model, batch=4).generate(PROMPTS, 12))
+    assert [list(tokens) for tokens in zip(*steps, strict=True)] == [
+        expected(model, prompt, 12) for prompt in PROMPTS
+    ]
+
+
+def test_a_llama_is_generated_with_as_well():
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    assert [step[0] for step in Engine(llama).generate([[3, 4]], 9)] == expected(llama, [3, 4], 9)
+
+
+@pytest.mark.parametrize("form", [Form(4), Form(8, rank=0.5)], ids=str)
+@pytest.mark.parametrize("place", ["device", "cpu", "store"])
+def test_packed_rows_are_found_wherever_they_are(tmp_path, model, place, form):
+    pack(model, tmp_path / "packed", form)
+    packed = TideForCausalLM.from_pretrained(tmp_path / "packed", memory=place).eval()
+    steps = list(Engine(packed, batch=3).generate(PROMPTS, 8))
+    assert [step[2] for step in steps] == expected(packed, PROMPTS[2], 8)
+
+
+def test_a_sequence_ends_with_a_token_to_stop_at_and_others_go_on(model):
+    whole = [expected(model, prompt, 12) for prompt in PROMPTS]
+    stop = whole[1][4]
+    steps = list(Engine(model, batch=3).generate(PROMPTS, 12, stop=[stop]))
+    for number, tokens in enumerate(whole):
+        end = tokens.index(stop) + 1 if stop in tokens else len(tokens)
+        told = [step[number] for step in steps]
+        assert told == tokens[:end] + [None] * (len(steps) - end)
+    assert len(list(Engine(model).generate([PROMPTS[1]], 12, stop=[stop]))) == whole[1].index(stop) + 1
+
+
+def test_a_generation_may_be_left_and_another_begun(model):
+    engine = Engine(model)
+    begun = engine.generate([[5, 6, 7]], 12)
+    first = next(begun)
+    with pytest.raises(ValueError, match="this engine is generating"):
+        next(engine.generate([[1]], 2))
+    begun.close()
+    assert next(engine.generate([[5, 6, 7]], 12)) == first
+    assert [step[0] for step in engine.generate([[9]], 12)] == expected(model, [9], 12)
+
+
+def test_a_hundred_generations_hold_no_more_tensors_than_one(model):
+    engine = Engine(model)
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(one) is torch.Tensor for one in gc.get_objects())
+
+    list(engine.generate([[1, 2]], 3, Sampling(1.0, top_k=5, seed=0)))
+    before = tensors()
+    for number in range(100):
+        generation = engine.generate([[1, 2]], 3, Sampling(1.0, top_k=5, seed=number))
+        next(generation)
+        generation.close()
+    assert tensors() <= before
+
+
+def test_the_cache_is_used_to_its_end_and_no_further(model):
+    engine = Engine(model, length=10)
+    assert [step[0] for step in engine.generate([[1, 2, 3, 4]])] == expected(model, [1, 2, 3, 4], 6)
+    with pytest.raises(ValueError, match="4 tokens, which with 7 new are more than the cache's 10"):
+        engine.generate([[1, 2, 3, 4]], 7)
+    with pytest.raises(ValueError, match="10 tokens, which with 1 new"):
+        engine.generate([[1] * 10])
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda model: Engine(model, length=41), "length is 41: this model knows 2 to 40"),
+        (lambda model: Engine(model, batch=0), "batch is 0"),
+        (lambda model: Engine(model).generate([[1], [2]]), "2 prompts: this engine takes 1 to 1"),
+        (lambda model: Engine(model).generate([]), "0 prompts"),
+        (lambda model: Engine(model).generate([[]]), "prompt 0 is empty"),
+        (lambda model: Engine(model).generate([[1, 101]]), "token id 101 of prompt 0"),
+        (lambda model: Engine(model).generate([[-1]]), "token id -1 of prompt 0"),
+        (lambda model: Engine(model).generate([[1]], 0), "max_new_tokens is 0"),
+        (lambda model: Sampling(-1.0), "temperature is -1.0"),
+        (lambda model: Sampling(float("nan")), "temperature is nan"),
+        (lambda model: Sampling(1.0, top_k=0), "top_k is 0"),
+        (lambda model: Sampling(1.0, top_p=0.0), "top_p is 0.0"),
+        (lambda model: Sampling(1.0, top_p=1.5), "top_p is 1.5"),
+    ],
+)
+def test_what_cannot_be_is_told(model, call, told):
+    with pytest.raises(ValueError, match=told):
+        call(model)
