@@ -203,3 +203,14 @@ def test_demo_into_a_place_that_cannot_be_written_fails_before_it_trains(tmp_pat
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error:")
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_listed_is_what_the_commands_say_themselves():
+    import typer
+
+    from tide_lm.cli import commands, listing
+
+    listed, whole = (typer.main.get_command(app).commands for app in (listing(), commands()))
+    assert listed.keys() == whole.keys()
+    for name, command in listed.items():
+        assert whole[name].help.startswith(command.help.rstrip(".")), name

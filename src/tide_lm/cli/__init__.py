@@ -9,25 +9,45 @@ import typer
 
 from tide_lm.cli.output import let_first_speak
 
-COMMANDS = (
-    "presets",
-    "estimate",
-    "doctor",
-    "train",
-    "prepare",
-    "evaluate",
-    "analyze",
-    "figure",
-    "report",
-    "compress",
-    "pack",
-    "bench",
-    "demo",
-)
+COMMANDS = {  # with what their help begins with
+    "presets": "The paper's models and tiny ones: what the paper states of them, and what is assumed.",
+    "estimate": "Parameters, FLOPs, VRAM, SSD and optimiser bytes of a model.",
+    "doctor": "What is installed, the GPU, the disk; exit status 1 if something required is missing.",
+    "train": "Train a base or a TIDE model on prepared data; resumable to the bit.",
+    "prepare": "Turn text into token shards to train on.",
+    "evaluate": "Perplexity by token and word, and loss by frequency decile.",
+    "analyze": "Look into models as the paper does.",
+    "figure": "Draw a figure of the paper as NAME.svg and NAME.png.",
+    "report": "Write a self-contained HTML page that compares runs, beside the paper.",
+    "compress": "Measure smaller forms of a model's tables.",
+    "pack": "Put a trained model's tables into a store, to be read from there row by row, or check one.",
+    "generate": "Generate text. One prompt's is written as it comes; several are worked on together.",
+    "bench": "Time what this machine does, on made-up data.",
+    "demo": "Train a base and a TIDE model on the same real text and compare them.",
+}
 
 
 def commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """These commands, and no others: each takes time to import, and typer works at the options of all."""
+    app = _app()
+    for name in names:
+        module = importlib.import_module(f"tide_lm.cli.{name}")
+        if name == "bench":  # which has commands of its own
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(module.command)
+    return app
+
+
+def listing() -> typer.Typer:
+    """All commands by name and help alone, for when none was named: their options would take time."""
+    app = _app()
+    for name, told in COMMANDS.items():
+        app.command(name, help=told)(lambda: None)
+    return app
+
+
+def _app() -> typer.Typer:
     app = typer.Typer(
         name="tide-lm",
         help="TIDE language models: every layer knows the token beneath the context.",
@@ -36,12 +56,6 @@ def commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(_version)
-    for name in names:
-        module = importlib.import_module(f"tide_lm.cli.{name}")
-        if name == "bench":  # which has commands of its own
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name)(module.command)
     return app
 
 
@@ -60,7 +74,8 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of other libraries are for terminals
     try:
-        commands([name for name in COMMANDS if name in sys.argv[1:2]] or COMMANDS)()
+        named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+        (commands([named]) if named in COMMANDS else listing())()
     except (ValueError, OSError) as error:
         let_first_speak()
         typer.echo(f"error: {error}", err=True)

@@ -1,0 +1,92 @@
+"""`tide-lm generate`: text that goes on from a prompt."""
+
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tide_lm.cli.output import AsJson, print_json
+from tide_lm.cli.progress import working
+from tide_lm.cli.texts import Memory, tell_reads
+
+if TYPE_CHECKING:
+    from tide_lm.evaluate.subject import Subject
+    from tide_lm.serve import Sampling
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to go on from; `-` reads it from stdin.", metavar="PROMPT"),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="At most so many.")] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="0 takes the most likely token.")
+    ] = 0.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Draw from so many tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", min=0, max=1, help="Draw from tokens with this share.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same tokens again.")] = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Generate text. One prompt's is written as it comes; several are worked on together."""
+    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.serve import Sampling
+
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or ["-"]]
+    try:
+        sampling = Sampling(temperature, top_k, top_p, seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    subject = open_subject(model, memory=memory)
+    with working(f"Loading {model}"):
+        _ = subject.model
+    started = time.monotonic()
+    generations = _generate(subject, texts, max_new_tokens, sampling, streamed=not as_json)
+    seconds, tokens = time.monotonic() - started, sum(one["tokens"] for one in generations)
+    tell_reads(subject)
+    if as_json:
+        print_json({"generations": generations, "seconds": seconds, "tokens_per_s": tokens / seconds})
+    else:
+        typer.echo(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} a second", err=True)
+
+
+def _generate(
+    subject: "Subject", prompts: list[str], max_new_tokens: int, sampling: "Sampling", streamed: bool
+) -> list[dict[str, Any]]:
+    """On a GPU by the engine, and by transformers elsewhere; a single text is written as it comes."""
+    import torch
+
+    from tide_lm.serve import Engine
+    from tide_lm.serve.text import Text, generate_plainly, prompt_ids, stop_ids
+
+    model, tokenizer = subject.model, subject.tokenizer
+    ids, stop = [prompt_ids(tokenizer, prompt) for prompt in prompts], stop_ids(tokenizer, model)
+    made = [Text(tokenizer, stop) for _ in prompts]
+
+    def put(number: int, token: int) -> None:
+        made[number].ids.append(token)
+        if streamed and len(prompts) == 1:
+            typer.echo(made[number].take(), nl=False)
+
+    if model.device.type == "cuda" and subject.config.model_type in ("llama", "tide"):
+        engine = Engine(model.to(torch.bfloat16), batch=len(prompts))
+        for step in engine.generate(ids, max_new_tokens, sampling, stop):
+            for number, token in enumerate(step):
+                if token is not None:
+                    put(number, token)
+    else:
+        for number, tokens in enumerate(ids):
+            generate_plainly(model, tokens, max_new_tokens, sampling, stop, partial(put, number))
+    if streamed:
+        for prompt, text in zip(prompts, made, strict=True):
+            typer.echo(text.take(last=True) if len(prompts) == 1 else f"{prompt}{text}\n")
+    return [
+        {"prompt": prompt, "text": str(text), "tokens": len(text.ids)}
+        for prompt, text in zip(prompts, made, strict=True)
+    ]

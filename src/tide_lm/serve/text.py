@@ -1,0 +1,92 @@
+"""Between text and tokens: prompts as documents begin, where documents end, and text as it comes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from tide_lm.serve.sampling import Sampling
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """With the token that documents of the training data begin with."""
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return [*([] if first is None else [first]), *tokenizer.encode(prompt, add_special_tokens=False)]
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> frozenset[int]:
+    """Of the end of a document, or the beginning of the next."""
+    of_model = model.generation_config.eos_token_id
+    ends = of_model if isinstance(of_model, list) else [of_model]
+    return frozenset(
+        token for token in (*ends, tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None
+    )
+
+
+class Text:
+    """Grows by tokens; `take` gives what is new, and keeps back characters of which a part is missing."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]) -> None:
+        self.tokenizer, self.stop = tokenizer, stop
+        self.ids: list[int] = []
+        self._told = 0
+
+    def __str__(self) -> str:
+        ids = [token for token in self.ids if token not in self.stop]
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+    def take(self, last: bool = False) -> str:
+        text = str(self)
+        whole = text if last else text.rstrip("\ufffd")
+        new, self._told = whole[self._told :], max(self._told, len(whole))
+        return new
+
+
+class _Streamer(BaseStreamer):
+    """Hands on tokens, but for the prompt."""
+
+    def __init__(self, put: Callable[[int], None]) -> None:
+        self._put, self._prompt = put, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._prompt:
+            self._put(int(value))
+        self._prompt = False
+
+    def end(self) -> None:
+        pass
+
+
+def generate_plainly(
+    model: PreTrainedModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop: frozenset[int],
+    put: Callable[[int], None],
+) -> None:
+    """By transformers, for what the engine is not for; `put` gets each token as it comes."""
+    longest = model.config.get_text_config().max_position_embeddings
+    if len(prompt) + max_new_tokens > longest:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, which with {max_new_tokens} new are more than the "
+            f"{longest} that this model knows: ask for fewer"
+        )
+    drawn: dict[str, Any] = {"do_sample": bool(sampling.temperature)}
+    if sampling.temperature:
+        drawn |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0}
+        drawn["top_p"] = 1.0 if sampling.top_p is None else sampling.top_p
+        if sampling.seed is not None:
+            torch.manual_seed(sampling.seed)
+    ids_BT = torch.tensor([prompt], device=model.device)
+    model.generate(
+        ids_BT,
+        attention_mask=torch.ones_like(ids_BT),
+        max_new_tokens=max_new_tokens,
+        eos_token_id=sorted(stop) or None,
+        pad_token_id=next(iter(sorted(stop)), 0),
+        streamer=_Streamer(put),
+        **drawn,
+    )
