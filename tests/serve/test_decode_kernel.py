@@ -58,7 +58,8 @@ def run(folder, model, blocks=5, tokens=5, **macros):
         config.rms_norm_eps,
         config.memory_value_scale,
     )
-    rows, found = row_bytes(model, token), []
+    memory, found = model.model.memory, []
+    rows = None if memory is None else row_bytes(memory, token)
     for place, one in enumerate(ids_T):
         assert int(cache.place_B) == place
         token.copy_(one)
@@ -115,7 +116,7 @@ def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, bits):
     token = torch.zeros(1, dtype=torch.long)
     kernel = EmulatedKernel(tmp_path, shape_of(model), blocks=2, WARPS=2)
     kernel.rows_KD = torch.zeros(3, 72)
-    rows = row_bytes(model, token)
+    rows = row_bytes(model.model.memory, token)
     for one in 0, 1, 52:
         token.fill_(one)
         kernel.fetch(rows, model.config.rms_norm_eps)
@@ -124,10 +125,10 @@ def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, bits):
 
 def test_rows_of_a_lower_rank_or_of_a_file_are_looked_up_by_the_host(tmp_path):
     model, ids = model_of().float(), torch.zeros(1, dtype=torch.long)
-    pack(model, tmp_path / "rank", Form(8, rank=0.5))
-    pack(model, tmp_path / "whole", Form(8))
-    assert row_bytes(TideForCausalLM.from_pretrained(tmp_path / "rank"), ids) is None
-    assert row_bytes(TideForCausalLM.from_pretrained(tmp_path / "whole", memory="store"), ids) is None
+    for form, place in (Form(8, rank=0.5), "device"), (Form(8), "store"):
+        pack(model, tmp_path / place, form)
+        packed = TideForCausalLM.from_pretrained(tmp_path / place, memory=place)
+        assert row_bytes(packed.model.memory, ids) is None
 
 
 def test_a_model_that_the_kernel_cannot_run_says_why():

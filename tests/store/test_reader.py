@@ -491,3 +491,12 @@ def test_what_fails_ahead_fails_when_it_is_asked_for_and_works_after(store, monk
         fetch(cached, [5])
     monkeypatch.setattr(reader.os, "preadv", read_at)
     assert np.array_equal(fetch(cached, [5]), rows[[5]])
+
+
+def test_a_row_has_a_place_in_the_cache_until_the_next(store):
+    path, rows_VR = store
+    rows = StoredRows(StoreFile(path), cache_bytes=2 * rows_VR.shape[1])
+    rows.move_to(np.zeros_like(rows.cached_CR))
+    for token in (3, 0, 3, 5, 4, 3):
+        assert np.array_equal(rows.cached_CR[rows.place_of(token)], rows_VR[token])
+    assert (rows.counters.hits, rows.counters.misses) == (1, 5)

@@ -16,11 +16,10 @@ _SHORTEST = 256  # positions that are looked at
 class Decoder(ABC):
     """Tokens in, tokens out, both in `ids_B`; the cache's places move on by themselves.
 
-    `host_rows_BKD` takes the rows of packed memory that the host has to look up before a step, None if a step
-    finds its rows by itself.
+    If it `waits`, tokens have to be known to the host before a step, which looks their rows up for it.
     """
 
-    host_rows_BKD: torch.Tensor | None
+    waits = False
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, sampling: Sampling) -> None:
         self.model, self.cache, self.sampling = model, cache, sampling
@@ -34,11 +33,12 @@ class Decoder(ABC):
         else:
             self.generator.manual_seed(seed)
 
+    @abstractmethod
+    def look_up(self, ids: list[int]) -> None:
+        """Has the rows of these tokens, which are those in `ids_B`, where the next step finds them."""
+
     def step(self, longest: int) -> None:
         """The next token of each sequence; `longest` is how many positions the longest has with it."""
-        if self.host_rows_BKD is not None:
-            rows_UKD, index_B1 = self.model.model.memory(self.ids_B[:, None], self.host_rows_BKD.dtype)
-            self.host_rows_BKD.copy_(rows_UKD[index_B1.flatten()])
         self.cache.reach = reach = self._reach(longest)
         if reach not in self._steps:
             self._steps[reach] = self._captured() if self.ids_B.is_cuda else self._step
@@ -78,18 +78,27 @@ class Decoder(ABC):
         return graph.replay
 
 
+def rows_from_host(model: PreTrainedModel, ids_B: torch.Tensor, into_BKD: torch.Tensor) -> None:
+    """Rows of packed memory that is in the host's memory or in a file."""
+    rows_UKD, index_B1 = model.model.memory(ids_B[:, None], into_BKD.dtype)
+    into_BKD.copy_(rows_UKD if index_B1 is None else rows_UKD[index_B1.flatten()])
+
+
 class ModelDecoder(Decoder):
     """By the model's own forward, compiled on a GPU."""
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, sampling: Sampling) -> None:
         super().__init__(model, cache, sampling)
-        memory, self.host_rows_BKD = getattr(model.model, "memory", None), None
+        memory = getattr(model.model, "memory", None)
         if isinstance(memory, StoredMemory) and memory.bytes_VR is None:
-            size = len(self.ids_B), memory.blocks, memory.hidden
-            self.host_rows_BKD = cache.states_L2BHTd.new_zeros(size)
+            self.waits = True
+            self._rows_BKD = cache.states_L2BHTd.new_zeros(len(self.ids_B), memory.blocks, memory.hidden)
+
+    def look_up(self, ids: list[int]) -> None:
+        rows_from_host(self.model, self.ids_B, self._rows_BKD)
 
     def _step(self) -> None:
-        rows = {} if self.host_rows_BKD is None else {"memory": (self.host_rows_BKD, None)}
+        rows = {"memory": (self._rows_BKD, None)} if self.waits else {}
         place_B = self.cache.place_B
         out = self.model(
             input_ids=self.ids_B[:, None],

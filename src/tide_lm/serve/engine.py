@@ -68,18 +68,18 @@ class Engine:
                     decoder.step(length)
                     under_way.append(_Sent(decoder.ids_B))
 
-            # A step is begun before the token before it is known, unless the host looks its rows up.
-            ahead, ended = decoder.host_rows_BKD is None, [False] * len(prompts)
+            ended = [False] * len(prompts)
             while under_way:
-                if ahead:
+                if not decoder.waits:
+                    begin()  # before the token before it is known
+                ids = under_way.popleft().wait()
+                if decoder.waits:
+                    decoder.look_up(ids)
                     begin()
-                ids = under_way.popleft().wait()[: len(prompts)]
-                yield [None if done else token for token, done in zip(ids, ended, strict=True)]
-                ended = [done or token in stop for token, done in zip(ids, ended, strict=True)]
+                yield [None if done else token for token, done in zip(ids, ended, strict=False)]
+                ended = [done or token in stop for token, done in zip(ids, ended, strict=False)]
                 if all(ended):
                     return
-                if not ahead:
-                    begin()
         finally:
             self._busy = False
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from tide_lm.model import EmbeddingMemory
 from tide_lm.ops.decode import DecodeKernel, DecodeShape, DecodeWeights, RowBytes
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.decoder import Decoder
+from tide_lm.serve.decoder import Decoder, rows_from_host
 from tide_lm.serve.sampling import Sampling
 from tide_lm.stored_memory import StoredMemory
 
@@ -106,7 +107,10 @@ class FusedDecoder(Decoder):
         self, model: PreTrainedModel, weights: DecodeWeights, cache: SlotCache, sampling: Sampling
     ) -> None:
         super().__init__(model, cache, sampling)
-        memory, rows = getattr(model.model, "memory", None), row_bytes(model, self.ids_B)
+        memory = getattr(model.model, "memory", None)
+        self._place_1 = None if memory is None else pinned_place(memory)
+        rows = None if memory is None else row_bytes(memory, self.ids_B, self._place_1)
+        self.waits = memory is not None and (rows is None or self._place_1 is not None)
         self.kernel = DecodeKernel(
             shape_of(model),
             weights,
@@ -118,7 +122,12 @@ class FusedDecoder(Decoder):
             model.config.rms_norm_eps,
             getattr(model.config, "memory_value_scale", 1.0),
         )
-        self.host_rows_BKD = self.kernel.rows_KD[None] if memory is not None and rows is None else None
+
+    def look_up(self, ids: list[int]) -> None:
+        if self._place_1 is not None:
+            self._place_1[0] = self.model.model.memory.rows.place_of(ids[0])
+        else:
+            rows_from_host(self.model, self.ids_B, self.kernel.rows_KD[None])
 
     def _step(self) -> None:
         self.kernel.fetch()
@@ -132,18 +141,37 @@ class FusedDecoder(Decoder):
         return self.cache.length  # the kernel looks at what is there
 
 
-def row_bytes(model: PreTrainedModel, ids_1: torch.Tensor) -> RowBytes | None:
-    """Where the kernel finds a token's rows by itself; None if the host has to look them up."""
-    memory = getattr(model.model, "memory", None)
-    if memory is None:
+def pinned_place(memory: EmbeddingMemory | StoredMemory) -> torch.Tensor | None:
+    """Of memory in a file with a cache that a GPU reads: to hold which of the cache's rows is wanted."""
+    if not isinstance(memory, StoredMemory) or memory.rows is None or not memory.rows.cached_CR.size:
         return None
+    assert memory.file is not None
+    if memory.file.header.ranks:
+        return None
+    memory.rows.move_to(torch.empty(memory.rows.cached_CR.shape, dtype=torch.uint8, pin_memory=True).numpy())
+    return torch.zeros(1, dtype=torch.long, pin_memory=True)
+
+
+def row_bytes(
+    memory: EmbeddingMemory | StoredMemory, ids_1: torch.Tensor, place_1: torch.Tensor | None = None
+) -> RowBytes | None:
+    """Where the kernel finds a token's rows by itself; None if the host has to decode them.
+
+    With a place, in the cache of a file's rows.
+    """
     if not isinstance(memory, StoredMemory):
         return RowBytes(memory.weight.flatten(1).view(torch.uint8), ids_1, gains_KD=memory.norm.weight)
-    if memory.file is None or memory.file.header.ranks or (bytes_VR := memory.all_bytes()) is None:
+    assert memory.file is not None
+    if memory.file.header.ranks:
+        return None
+    bytes_VR = memory.all_bytes()
+    if place_1 is not None and memory.rows is not None:
+        bytes_VR = torch.from_numpy(memory.rows.cached_CR)
+    if bytes_VR is None:
         return None
     tables = {
         name: torch.from_numpy(memory.file.section(name)).to(ids_1.device)
         for name in ("levels", "columns")
         if name in memory.file.sections
     }
-    return RowBytes(bytes_VR, ids_1, **tables)
+    return RowBytes(bytes_VR, ids_1 if place_1 is None else place_1, **tables)

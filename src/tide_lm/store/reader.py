@@ -258,7 +258,7 @@ class StoredRows:
         header = file.header
         self.file, self.counters, self.cache_bytes = file, Counters(), cache_bytes
         places = min(cache_bytes // header.codec.row_bytes, header.vocab_size)
-        self._rows_CR = np.empty((places, header.codec.row_bytes), np.uint8)  # pages come when they are used
+        self.cached_CR = np.empty((places, header.codec.row_bytes), np.uint8)  # pages come when they are used
         self._places: OrderedDict[int, int] = OrderedDict()  # by token, the least recently used first
         self._free = list(range(places))
         self._reader = _Threads(1, "tide-ahead")
@@ -283,7 +283,7 @@ class StoredRows:
         with self._lock:
             places = [self._places.get(token) for token in tokens_U.tolist()]
             known_U = np.array([place is not None for place in places], bool)
-            into_UR[known_U] = self._rows_CR[[place for place in places if place is not None]]
+            into_UR[known_U] = self.cached_CR[[place for place in places if place is not None]]
             for token in tokens_U[known_U].tolist():
                 self._places.move_to_end(token)
             missed = tokens_U[~known_U]
@@ -291,7 +291,19 @@ class StoredRows:
             self.counters.misses += len(missed)
             if len(missed):
                 into_UR[~known_U] = rows = self._awaited(missed)
-                self._keep(missed, rows, len(self._rows_CR) - int(known_U.sum()))
+                self._keep(missed, rows, len(self.cached_CR) - int(known_U.sum()))
+
+    def place_of(self, token: int) -> int:
+        """Where in `cached_CR` a token's row is, until the next call; it is read if need be."""
+        row_1R = np.empty((1, self.cached_CR.shape[1]), np.uint8)
+        self.fetch(np.array([token]), row_1R)
+        return self._places[token]
+
+    def move_to(self, array_CR: np.ndarray) -> None:
+        """Has the cache in an array of its shape, such as one that a GPU can read."""
+        with self._lock:
+            array_CR[:] = self.cached_CR
+            self.cached_CR = array_CR
 
     def prefetch(self, tokens_U: np.ndarray) -> None:
         """Begins to read rows that may be asked for next; what was begun before is forgotten."""
@@ -314,7 +326,7 @@ class StoredRows:
             self._free.append(self._places.popitem(last=False)[1])
         places = self._free[:wanted]
         kept = slice(0, len(places))
-        self._rows_CR[places] = rows_UR[kept]
+        self.cached_CR[places] = rows_UR[kept]
         del self._free[:wanted]
         self._places.update(zip(tokens_U[kept].tolist(), places, strict=True))
 
@@ -328,7 +340,7 @@ class StoredRows:
             rows, waited = self._read(tokens), True
         else:
             waited = not (known.all() and ahead[1].done())
-            rows = np.empty((len(tokens), self._rows_CR.shape[1]), np.uint8)
+            rows = np.empty((len(tokens), self.cached_CR.shape[1]), np.uint8)
             if not known.all():
                 rows[~known] = self._read(tokens[~known])
             if ahead[1].exception() is None:
