@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -133,3 +134,56 @@ def test_what_has_no_store_is_refused(arguments, said):
     done = CliRunner().invoke(commands(), ["bench", "store", *arguments])
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
+    np.save(tmp_path / "ids.npy", np.array([3, 1, 4, 1, 5]))
+    np.save(tmp_path / "counts.npy", np.arange(4096))
+    out = tmp_path / "decode.json"
+    arguments = [
+        "base-tiny",
+        "tide-2e-tiny",
+        "--context",
+        "4",
+        "8",
+        "--batch",
+        "1",
+        "--batch",
+        "2",
+        "--peers",
+    ]
+    arguments += ["--memory", "device", "--memory", "store", "--out", str(out)]
+    arguments += ["--ids", str(tmp_path / "ids.npy"), "--counts", str(tmp_path / "counts.npy")]
+    done = CliRunner().invoke(commands(), ["bench", "decode", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert re.search(r"ms/token +tokens/s +GB/s +of floor +over base", done.stdout)
+    written = json.loads(out.read_text())
+    engines = [run for run in written["runs"] if run["by"] == "engine"]
+    places = [(0, "device"), (2, "device"), (2, "store")]
+    assert [(run["batch"], run["k"], run["memory"]) for run in engines] == [
+        (batch, *place) for batch in (1, 2) for place in places
+    ]
+    assert len(written["runs"]) == 3 * len(engines)
+    shape = presets.get("base-tiny").model
+    weights = engines[0]["weight_bytes"]
+    assert weights > 2 * shape.vocab_size * shape.hidden_size
+    assert written["floor_ms"] == pytest.approx(weights / written["bandwidth_tb_s"] / 1e9)
+    for run in engines:
+        assert run["gb_per_s"] == pytest.approx(run["weight_bytes"] / run["ms_per_token"] / 1e6)
+        assert run["tokens_per_s"] == pytest.approx(1e3 * run["batch"] / run["ms_per_token"])
+    assert written["store"]["tokens"] == 5
+    assert written["store"]["hit_rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing-1b"], "nothing-1b"),
+        (["base-tiny", "--context", "8", "9"], "at least two tokens more"),
+        (["base-tiny", "--context", "8", "999999"], "positions: lower --context"),
+    ],
+)
+def test_what_cannot_be_decoded_is_told(arguments, told):
+    done = CliRunner().invoke(commands(), ["bench", "decode", *arguments])
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.replace("│", " ").split())

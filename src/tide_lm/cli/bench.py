@@ -1,4 +1,4 @@
-"""`tide-lm bench`: how fast this machine trains, and reads a store."""
+"""`tide-lm bench`: how fast this machine trains, generates, and reads a store."""
 
 import json
 import signal
@@ -12,6 +12,7 @@ import typer
 from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
+from tide_lm.config import Place
 
 app = typer.Typer(help="Time what this machine does, on made-up data.", no_args_is_help=True)
 
@@ -63,6 +64,114 @@ def train(
         timed = [run for run in found if "parts_ms" in run]
         parts = list(dict.fromkeys(part for run in timed for part in run["parts_ms"]))
         print_table("Parts of a step, ms", ["model", "ids", *parts], (_parts(run, parts) for run in timed))
+
+
+@app.command("decode")
+def decode(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Presets to time.", show_default="base-1b tide-8e-1b tide-24e-1b"),
+    ] = None,
+    memory: Annotated[
+        list[Place] | None,
+        typer.Option("--memory", show_default="device", help="Where rows are, packed if not on the device."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", min=1, show_default="1", help="Sequences at once.")
+    ] = None,
+    context: Annotated[
+        tuple[int, int], typer.Option("--context", help="Tokens of the prompt, and at the end.")
+    ] = (128, 1152),
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Beside each, its forward compiled, and transformers' generate.")
+    ] = False,
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            "--ids", help="Tokens (.npy) to force through the last preset, from a store on the disk."
+        ),
+    ] = None,
+    counts: Annotated[
+        Path | None, typer.Option("--counts", help="With --ids: how often each token occurs (.npy).")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Milliseconds a token, beside what reading the weights once takes, first token and memory."""
+    from tide_lm import presets
+    from tide_lm.serve.benchmark import bandwidth, measure, measure_store
+
+    wanted = models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]
+    try:
+        shapes = {name: presets.get(name).model for name in wanted}
+        if not 1 <= context[0] < context[1] - 1:
+            raise ValueError(f"--context {context[0]} {context[1]}: give at least two tokens more at the end")
+        for name, shape in shapes.items():
+            if context[1] > shape.max_position_embeddings:
+                raise ValueError(f"{name} knows {shape.max_position_embeddings} positions: lower --context")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    _check(out)
+    read = bandwidth()
+    found: list[dict[str, Any]] = []
+    for sequences in batch or [1]:
+        for name, shape in shapes.items():
+            for place in memory or [Place.device]:
+                if place is Place.device or shape.num_memory_blocks:
+                    with working(f"Timing {name}, {sequences} at once, rows on {place}"):
+                        found += measure(name, place, sequences, context, peers)
+    for run in found:
+        if "weight_bytes" in run:
+            run["gb_per_s"] = run["weight_bytes"] / run["ms_per_token"] / 1e6
+            run["of_floor"] = 1e9 * run["gb_per_s"] / read
+    result = {
+        "floor_ms": 1e3 * found[0]["weight_bytes"] / read,
+        "bandwidth_tb_s": read / 1e12,
+        "runs": found,
+        "provenance": runs.provenance(),
+    }
+    if ids is not None:
+        with working(f"Forcing tokens through {wanted[-1]}"):
+            result["store"] = measure_store(wanted[-1], 64 << 20, *_tokens(ids, counts))
+    _write(out, result)
+    if as_json:
+        print_json(result)
+        return
+    bases = {run["batch"]: run["ms_per_token"] for run in found if not run["k"] and "vram_gb" in run}
+    columns = ["model", "by", "rows", "batch", "ms/token", "tokens/s", "GB/s", "of floor", "over base"]
+    columns += ["first ms", "GB"]
+    title = f"Decoding from {context[0]:,} to {context[1]:,} tokens; {read / 1e12:.2f} TB/s are read"
+    print_table(title, columns, (_decoded(run, bases.get(run["batch"])) for run in found))
+    if ids is not None:
+        rows = [
+            (name, f"{value:,.3f}") for name, value in result["store"].items() if isinstance(value, float)
+        ]
+        print_table(f"{wanted[-1]} from a store, {result['store']['tokens']:,} tokens", ["", ""], rows)
+
+
+def _tokens(ids: Path, counts: Path | None) -> tuple[list[int], Any]:
+    import numpy as np
+
+    return np.load(ids).tolist(), None if counts is None else np.load(counts)
+
+
+def _decoded(run: dict[str, Any], base: float | None) -> tuple[str, ...]:
+    def shown(name: str, form: str) -> str:
+        return "-" if run.get(name) is None else format(run[name], form)
+
+    return (
+        run["preset"],
+        run["by"],
+        run["memory"],
+        str(run["batch"]),
+        shown("ms_per_token", ".3f"),
+        shown("tokens_per_s", ",.1f"),
+        shown("gb_per_s", ",.0f"),
+        shown("of_floor", ".0%"),
+        "-" if base is None else f"{run['ms_per_token'] / base - 1:+.1%}",
+        shown("first_token_ms", ".1f"),
+        shown("vram_gb", ".2f"),
+    )
 
 
 @app.command("store")

@@ -1,7 +1,7 @@
 """Prompts in, tokens out, one list a step."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,10 +18,13 @@ Tokens = list[int | None]  # of one step: of each sequence, None after its end
 class Engine:
     """Generates with a model on its device: up to `batch` sequences at once, of up to `length` tokens.
 
-    Caches are made once. One generation runs at a time, and one that is left early needs no clean-up.
+    Caches are made once. One generation runs at a time, and one that is left early needs no clean-up. One
+    sequence is decoded by a single kernel where that can be (`why_not_fused` tells), unless not `fused`.
     """
 
-    def __init__(self, model: PreTrainedModel, length: int | None = None, batch: int = 1) -> None:
+    def __init__(
+        self, model: PreTrainedModel, length: int | None = None, batch: int = 1, fused: bool = True
+    ) -> None:
         config = model.config.get_text_config()
         longest = config.max_position_embeddings
         self.length = longest if length is None else length
@@ -31,8 +34,8 @@ class Engine:
             raise ValueError(f"batch is {batch}: it must be at least 1")
         self.model, self.batch = model.eval(), batch
         self.vocabulary = config.vocab_size
-        self._cache = SlotCache(config, batch, self.length, model.get_input_embeddings().weight)
-        self.why_not_fused = why_not(model, batch)
+        self.cache = SlotCache(config, batch, self.length, model.get_input_embeddings().weight)
+        self.why_not_fused = why_not(model, batch) if fused else "it was not wanted"
         self._weights = None if self.why_not_fused else stack_weights(model)
         self._decoders: dict[Sampling, Decoder] = {}
         self._busy = False
@@ -43,7 +46,7 @@ class Engine:
         max_new_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Collection[int] = (),
-    ) -> Iterator[Tokens]:
+    ) -> Generator[Tokens]:
         """The next tokens, as they come; a sequence ends with a token of `stop`, which is told too."""
         self._check(prompts, max_new_tokens)
         longest = max(map(len, prompts))
@@ -53,12 +56,12 @@ class Engine:
     @torch.no_grad()
     def _run(
         self, prompts: list[list[int]], most: int, sampling: Sampling, stop: frozenset[int]
-    ) -> Iterator[Tokens]:
+    ) -> Generator[Tokens]:
         if self._busy:
             raise ValueError("this engine is generating: end that generation, or make another engine")
         self._busy = True
         try:
-            decoder = self._decoder(sampling)
+            decoder = self.decoder(sampling)
             self._prefill(prompts, decoder)
             under_way, longest = deque([_Sent(decoder.ids_B)]), max(map(len, prompts))
             lengths = iter(range(longest + 1, longest + most))
@@ -83,13 +86,13 @@ class Engine:
         finally:
             self._busy = False
 
-    def _decoder(self, sampling: Sampling) -> Decoder:
+    def decoder(self, sampling: Sampling) -> Decoder:
         kind = replace(sampling, seed=None)  # what a captured step depends on
         if kind not in self._decoders:
             if self._weights is None:
-                self._decoders[kind] = ModelDecoder(self.model, self._cache, kind)
+                self._decoders[kind] = ModelDecoder(self.model, self.cache, kind)
             else:
-                self._decoders[kind] = FusedDecoder(self.model, self._weights, self._cache, kind)
+                self._decoders[kind] = FusedDecoder(self.model, self._weights, self.cache, kind)
         self._decoders[kind].seed(sampling.seed)
         return self._decoders[kind]
 
@@ -99,7 +102,7 @@ class Engine:
         ids_BT = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in zip(ids_BT, prompts, strict=True):
             row[: len(prompt)] = torch.tensor(prompt)
-        cache, device = self._cache, self._cache.place_B.device
+        cache, device = self.cache, self.cache.place_B.device
         cache.place_B.copy_(lengths)
         filled = self.model.model(input_ids=ids_BT.to(device), use_cache=True)
         cache.keep(filled.past_key_values)

@@ -1,0 +1,145 @@
+"""The engine on a GPU: its kernel against the model, wherever rows are, and steps of several sequences."""
+
+import copy
+import gc
+
+import pytest
+import torch
+
+from tide_lm import TideConfig, TideForCausalLM
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.serve import Engine, Sampling
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+SIZES = {
+    "vocab_size": 5003,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_memory_blocks": 8,
+    "memory_gain_init": 0.5,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+def model_of(seed: int = 0, **changes) -> TideForCausalLM:
+    torch.manual_seed(seed)
+    model = TideForCausalLM(TideConfig(**SIZES | {"initializer_range": 0.05} | changes))
+    return model.to(torch.bfloat16).cuda().eval()
+
+
+def generated(engine: Engine, prompts, tokens: int, **options) -> list[list[int]]:
+    return [list(one) for one in zip(*engine.generate(prompts, tokens, **options), strict=True)]
+
+
+@torch.no_grad()
+def check_tokens(
+    model: TideForCausalLM, prompt: list[int], tokens: list[int], logits_TV: torch.Tensor
+) -> None:
+    """Logits are as good as the model's in bfloat16, and tokens the exact model's wherever that is clear."""
+    ids = torch.tensor([prompt + tokens[:-1]], device="cuda")
+    exact = copy.deepcopy(model).float()(ids).logits[0, len(prompt) - 1 :]
+    rough = model(ids).logits[0, len(prompt) - 1 :].float()
+    error = (logits_TV - exact[1:]).norm() / exact[1:].norm()
+    assert error <= 1.5 * (rough - exact).norm() / exact.norm()
+    top = exact.topk(2).values
+    clear = (top[:, 0] - top[:, 1]) > 2 * (rough - exact).abs().amax(-1)
+    assert clear.float().mean() > 0.1
+    assert torch.equal(exact.argmax(-1)[clear], torch.tensor(tokens, device="cuda")[clear])
+
+
+def with_logits(engine: Engine, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
+    """Tokens, and the logits of all but the first, which is the prompt's."""
+    decoder, found, seen = engine.decoder(Sampling()), [], []
+    generation = engine.generate([prompt], tokens)
+    found.append(next(generation)[0])
+    generation.close()
+    engine.cache.place_B.fill_(len(prompt))
+    decoder.ids_B.fill_(found[0])
+    for number in range(1, tokens):
+        if decoder.waits:
+            decoder.look_up(decoder.ids_B.tolist())
+        decoder.step(len(prompt) + number)
+        found.append(int(decoder.ids_B))
+        seen.append(decoder.kernel.logits_V.clone())
+    return found, torch.stack(seen)
+
+
+@pytest.mark.parametrize(
+    ("seed", "changes"),
+    [
+        (0, {}),
+        (1, {"num_memory_blocks": 0}),
+        (2, {"num_memory_blocks": 24, "memory_gain_init": 5.0}),
+        (3, {"memory_values": True, "memory_value_scale": 5.0}),
+        (4, {"memory_values": True, "memory_own_block": True, "num_memory_blocks": 3, "vocab_size": 101}),
+        (5, {"num_key_value_heads": 8, "tie_word_embeddings": True}),
+        (6, {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128}),
+    ],
+)
+def test_the_kernel_gives_the_models_tokens(seed, changes):
+    model = model_of(seed, **changes)
+    engine = Engine(model)
+    assert engine.why_not_fused is None
+    tokens, logits_TV = with_logits(engine, [5, 6, 7, 8], 256)
+    check_tokens(model, [5, 6, 7, 8], tokens, logits_TV)
+    assert generated(engine, [[5, 6, 7, 8]], 256) == [tokens]
+
+
+@pytest.mark.parametrize("place", ["device", "cpu", "store"])
+@pytest.mark.parametrize("form", [Form(16), Form(4), Form(3), Form(8, rank=0.5)], ids=str)
+def test_the_kernel_finds_packed_rows_wherever_they_are(tmp_path, form, place):
+    pack(model_of().float().cpu(), tmp_path / "packed", form)
+    options = {"memory": place, "memory_cache_bytes": 1 << 16, "dtype": torch.bfloat16}
+    model = TideForCausalLM.from_pretrained(tmp_path / "packed", **options).cuda().eval()
+    engine = Engine(model)
+    assert engine.why_not_fused is None
+    tokens, logits_TV = with_logits(engine, [5, 6, 7, 8], 64)
+    check_tokens(model, [5, 6, 7, 8], tokens, logits_TV)
+    assert generated(engine, [[5, 6, 7, 8]], 64) == [tokens]
+
+
+def test_several_sequences_are_decoded_as_each_alone():
+    model = model_of()
+    prompts = [[5, 6, 7], [9], list(range(300))]
+    together = generated(Engine(model, batch=4), prompts, 64)
+    alone = [generated(Engine(model, fused=False), [prompt], 64)[0] for prompt in prompts]
+    same = [
+        a == b for one, other in zip(together, alone, strict=True) for a, b in zip(one, other, strict=True)
+    ]
+    assert sum(same) / len(same) > 0.9  # rounding differs with the number of sequences
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_seed_gives_the_same_tokens_again(fused):
+    engine = Engine(model_of(), fused=fused)
+    drawn = [
+        generated(engine, [[5, 6]], 32, sampling=Sampling(1.0, top_k=50, top_p=0.9, seed=seed))
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_generations_that_are_left_do_not_grow_memory():
+    engine = Engine(model_of())
+    for number in range(101):
+        if number == 1:
+            gc.collect()
+            before = torch.cuda.memory_allocated()
+        generation = engine.generate([[1, 2, 3]], 50)
+        for _ in range(number % 7 + 1):
+            next(generation)
+        generation.close()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_the_cache_is_used_to_its_end():
+    engine = Engine(model_of(), length=300)
+    assert len(generated(engine, [[1, 2, 3, 4]], 296)[0]) == 296
+    with pytest.raises(ValueError, match="more than the cache's 300"):
+        engine.generate([[1, 2, 3, 4]], 297)
