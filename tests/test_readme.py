@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_example_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    code += "\nprint(type(model).__name__, model.config.num_memory_blocks)"
+def test_the_python_examples_run_one_after_the_other(tmp_path):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+    code += "\nprint(type(model).__name__, model.config.num_memory_blocks, len(tokens))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.strip() == "TideForCausalLM 4", done.stderr
+    assert done.stdout.strip() == "TideForCausalLM 4 2", done.stderr
 
 
 def test_the_estimate_shown_is_the_estimate_printed():
