@@ -1,7 +1,7 @@
 # make setup         a virtual environment with everything, once
 # make test          everything that must hold
 # make demo          TIDE beside its base model
-# make test-oldest   the model's tests under the oldest transformers supported
+# make test-oldest   tests of model, ops, paper and serve under the oldest transformers supported
 # make lint          format, lint, types and floors alone
 # make format        format, and fix what can be fixed
 # make clean         remove what these made
@@ -55,7 +55,7 @@ test: lint
 	$(RUN) $(VENV)/bin/pytest
 
 test-oldest: $(OLDEST)/.installed
-	$(RUN) $(OLDEST)/bin/pytest tests/model tests/ops tests/paper
+	$(RUN) $(OLDEST)/bin/pytest tests/model tests/ops tests/paper tests/serve
 
 demo: setup
 	$(VENV)/bin/tide-lm demo
