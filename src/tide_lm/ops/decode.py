@@ -165,18 +165,20 @@ class DecodeKernel:
         module = Module(
             compile_source(SOURCE.read_text(), macros, f"sm_{properties.major}{properties.minor}")
         )
-        self._blocks = properties.multi_processor_count
+        self.blocks = properties.multi_processor_count
         self._decode = module.kernel("decode", (macros["WARPS"] + 1) * 32, shared)
         self._pick = module.kernel("pick", 32)
         self._fetch = module.kernel("fetch", 32) if rows is not None else None
         self.logits_V = torch.zeros(shape.vocabulary, device=device)
         self.rows_KD = torch.zeros(max(shape.blocks, 1), shape.hidden, device=device)
         words = torch.zeros(module.number("mail_words"), dtype=torch.int64, device=device)
-        best = torch.zeros(self._blocks, dtype=torch.int64, device=device)
+        best = torch.zeros(self.blocks, dtype=torch.int64, device=device)
         step = torch.zeros(1, dtype=torch.int32, device=device)
         given = {name: getattr(weights, name) for name in DecodeWeights.__dataclass_fields__}
         given |= {"rope": rope_Td, "rows": self.rows_KD, "cache": cache_L2GTd, "mail": words}
         given |= {"logits": self.logits_V, "best": best, "token": ids_1, "place": place_1, "step": step}
+        if "TIMES" in macros:
+            self.times = given["times"] = step.new_zeros(shape.layers * self.blocks * 16, dtype=torch.int64)
         self._kept = given, rows  # what the kernels read, as long as they do
         args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
         for name, tensor in given.items():
@@ -196,8 +198,8 @@ class DecodeKernel:
             self._fetch(self._shape.blocks, self._row_args, self._eps)
 
     def decode(self) -> None:
-        self._decode(self._blocks, self._place)
+        self._decode(self.blocks, self._place)
 
     def pick(self, chosen: bool = False) -> None:
         """The most likely token, unless one was chosen already, and the next place."""
-        self._pick(1, self._place, ctypes.c_int(self._blocks), ctypes.c_int(chosen))
+        self._pick(1, self._place, ctypes.c_int(self.blocks), ctypes.c_int(chosen))

@@ -1,0 +1,100 @@
+"""What a token's time in the decode kernel goes to, and how its constants change it. Needs a GPU.
+
+python benchmarks/decode_phases.py tide-8e-1b --try '{"WARPS": 8}' --try '{"SPLITS": 8}' --json FILE
+"""
+
+import argparse
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from tide_lm import presets, runs
+from tide_lm.config import Residence
+from tide_lm.ops.decode import DecodeShape
+from tide_lm.serve.benchmark import _model
+from tide_lm.serve.cache import SlotCache
+from tide_lm.serve.fused import FusedDecoder, stack_weights
+from tide_lm.serve.sampling import Sampling
+
+PHASES = [
+    *("projected in", "projected", "attention goes", "attention in", "attended", "merge goes", "merged"),
+    *("o in", "o out", "up in", "up out", "down in", "down out"),
+]
+
+
+@contextmanager
+def changed(changes):
+    macros = DecodeShape.macros
+    with mock.patch.object(DecodeShape, "macros", lambda *given: macros(*given) | changes):
+        yield
+
+
+@torch.no_grad()
+def milliseconds(decoder, start=128, end=1152):
+    """Of a token, the steps being captured and not waited for."""
+    found = []
+    for _ in range(3):
+        decoder.cache.place_B.fill_(start)
+        decoder.step(end)
+        decoder.cache.place_B.fill_(start)
+        begin, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(start, end):
+            decoder.step(end)
+        stop.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(stop) / (end - start))
+    return sorted(found)[1]
+
+
+@torch.no_grad()
+def phases(decoder, place=640):
+    """Microseconds from the median layer's beginning to each mark, in the first and in the last block."""
+    kernel = decoder.kernel
+    decoder.cache.place_B.fill_(place)
+    for _ in range(3):
+        decoder._step()
+    torch.cuda.synchronize()
+    times_LGM = kernel.times.view(-1, kernel.blocks, 16)[:, :, : len(PHASES)].cpu()
+    begins_L = times_LGM[:, :, 0].amin(1)
+    lasts_L = begins_L[1:] - begins_L[:-1]
+    layer = int(lasts_L.argsort()[len(lasts_L) // 2])
+    found = {"layer": layer, "lasts": float(lasts_L[layer]) / 1e3}
+    for mark, name in enumerate(PHASES):
+        some = times_LGM[layer, :, mark]
+        some = some[some > 0] - begins_L[layer]
+        found[name] = [float(some.min()) / 1e3, float(some.max()) / 1e3]
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("preset", nargs="?", default="tide-8e-1b")
+    parser.add_argument("--try", dest="tries", type=json.loads, action="append", default=[{}])
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = []
+    with _model(presets.get(given.preset).model, Residence()) as model:
+        weights = stack_weights(model)
+        cache = SlotCache(model.config, 1, 2048, model.lm_head.weight)
+        for changes in given.tries:
+            record = {"changes": changes}
+            try:
+                with changed(changes):
+                    record["ms"] = milliseconds(FusedDecoder(model, weights, cache, Sampling()))
+                with changed(changes | {"TIMES": 1}):
+                    record["phases_us"] = phases(FusedDecoder(model, weights, cache, Sampling()))
+            except (RuntimeError, ValueError) as error:
+                record["error"] = str(error)[:300]
+            print(json.dumps(record), flush=True)
+            found.append(record)
+    if given.json:
+        result = {"preset": given.preset, "tries": found, "provenance": runs.provenance()}
+        runs.write_atomically(given.json, json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
