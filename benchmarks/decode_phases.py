@@ -16,7 +16,8 @@ from tide_lm.config import Residence
 from tide_lm.ops.decode import DecodeShape
 from tide_lm.serve.benchmark import _model
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.fused import FusedDecoder, stack_weights
+from tide_lm.serve.decoder import Decoder
+from tide_lm.serve.fused import FusedForward
 from tide_lm.serve.sampling import Sampling
 
 PHASES = [
@@ -37,9 +38,9 @@ def milliseconds(decoder, start=128, end=1152):
     """Of a token, the steps being captured and not waited for."""
     found = []
     for _ in range(3):
-        decoder.cache.place_B.fill_(start)
+        decoder.forward.cache.place_B.fill_(start)
         decoder.step(end)
-        decoder.cache.place_B.fill_(start)
+        decoder.forward.cache.place_B.fill_(start)
         begin, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(start, end):
@@ -53,8 +54,8 @@ def milliseconds(decoder, start=128, end=1152):
 @torch.no_grad()
 def phases(decoder, place=640):
     """Microseconds from the median layer's beginning to each mark, in the first and in the last block."""
-    kernel = decoder.kernel
-    decoder.cache.place_B.fill_(place)
+    kernel = decoder.forward.kernel
+    decoder.forward.cache.place_B.fill_(place)
     for _ in range(3):
         decoder._step()
     torch.cuda.synchronize()
@@ -78,15 +79,14 @@ def main():
     given = parser.parse_args()
     found = []
     with _model(presets.get(given.preset).model, Residence()) as model:
-        weights = stack_weights(model)
         cache = SlotCache(model.config, 1, 2048, model.lm_head.weight)
         for changes in given.tries:
             record = {"changes": changes}
             try:
                 with changed(changes):
-                    record["ms"] = milliseconds(FusedDecoder(model, weights, cache, Sampling()))
+                    record["ms"] = milliseconds(Decoder(FusedForward(model, cache), Sampling()))
                 with changed(changes | {"TIMES": 1}):
-                    record["phases_us"] = phases(FusedDecoder(model, weights, cache, Sampling()))
+                    record["phases_us"] = phases(Decoder(FusedForward(model, cache), Sampling()))
             except (RuntimeError, ValueError) as error:
                 record["error"] = str(error)[:300]
             print(json.dumps(record), flush=True)

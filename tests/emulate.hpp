@@ -93,6 +93,11 @@ static void peek2(unsigned long long *v, const unsigned long long *p) { v[0] = p
 static void peek4(unsigned *v, const unsigned *p) { for (int i = 0; i < 4; i++) v[i] = peek(p + i); }
 template <class T> static void poke(T *p, T v) { emulated::later.push_back([=] { *p = v; }); }
 static void count(unsigned *p) { emulated::later.push_back([=] { ++*p; }); }
+static unsigned rounded(float x) {  // to bfloat16, to nearest even; what is no number stays so
+    const unsigned bits = __float_as_uint(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+static unsigned both(float first, float second) { return rounded(first) | rounded(second) << 16; }
 static long long nanoseconds() { return 0; }
 
 static std::function<void()> emulated_kernel;

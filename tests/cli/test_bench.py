@@ -181,6 +181,8 @@ def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
         (["nothing-1b"], "nothing-1b"),
         (["base-tiny", "--context", "8", "9"], "at least two tokens more"),
         (["base-tiny", "--context", "8", "999999"], "positions: lower --context"),
+        (["base-tiny", "--context", "4", "8", "--memory", "store"], "have no rows to be in store"),
+        (["base-tiny", "--context", "4", "8", "--counts", "counts.npy"], "--counts goes with --ids"),
     ],
 )
 def test_what_cannot_be_decoded_is_told(arguments, told):

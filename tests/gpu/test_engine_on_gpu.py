@@ -59,13 +59,13 @@ def with_logits(engine: Engine, prompt: list[int], tokens: int) -> tuple[list[in
     found.append(next(generation)[0])
     generation.close()
     engine.cache.place_B.fill_(len(prompt))
-    decoder.ids_B.fill_(found[0])
+    engine.cache.ids_B.fill_(found[0])
     for number in range(1, tokens):
-        if decoder.waits:
-            decoder.look_up(decoder.ids_B.tolist())
+        if engine.forward.waits:
+            engine.forward.look_up(engine.cache.ids_B.tolist())
         decoder.step(len(prompt) + number)
-        found.append(int(decoder.ids_B))
-        seen.append(decoder.kernel.logits_V.clone())
+        found.append(int(engine.cache.ids_B))
+        seen.append(engine.forward.kernel.logits_V.clone())
     return found, torch.stack(seen)
 
 
@@ -143,3 +143,22 @@ def test_the_cache_is_used_to_its_end():
     assert len(generated(engine, [[1, 2, 3, 4]], 296)[0]) == 296
     with pytest.raises(ValueError, match="more than the cache's 300"):
         engine.generate([[1, 2, 3, 4]], 297)
+
+
+def test_a_store_serves_one_kind_of_sampling_after_the_other(tmp_path):
+    pack(model_of().float().cpu(), tmp_path / "packed", Form(4))
+    options = {"memory": "store", "memory_cache_bytes": 1 << 14, "dtype": torch.bfloat16}
+    engine = Engine(TideForCausalLM.from_pretrained(tmp_path / "packed", **options).cuda().eval())
+    first = generated(engine, [[5, 6, 7]], 40)
+    drawn = generated(engine, [[5, 6, 7]], 40, sampling=Sampling(1.0, seed=1))
+    assert generated(engine, [[5, 6, 7]], 40) == first
+    assert generated(Engine(engine.model), [[5, 6, 7]], 40) == first
+    assert generated(engine, [[5, 6, 7]], 40, sampling=Sampling(1.0, seed=1)) == drawn
+
+
+def test_several_sequences_are_drawn():
+    engine = Engine(model_of(), batch=3)
+    sampling = Sampling(1.0, top_p=0.9, seed=1)
+    first = generated(engine, [[5], [6, 7], [8]], 20, sampling=sampling)
+    assert generated(engine, [[5], [6, 7], [8]], 20, sampling=sampling) == first
+    assert first[0] != first[2]

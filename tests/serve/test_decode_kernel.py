@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 from emulated import COMPILER, EmulatedKernel
+from peft import LoraConfig
 
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
@@ -132,12 +133,30 @@ def test_rows_of_a_lower_rank_or_of_a_file_are_looked_up_by_the_host(tmp_path):
 
 
 def test_a_model_that_the_kernel_cannot_run_says_why():
-    assert "24 numbers" in DecodeShape(96, 96, 4, 2, 24, 1, 50).why_not()
-    assert "8 does not divide" in DecodeShape(36, 96, 4, 2, 16, 1, 50).why_not()
-    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, blocks=40, mixed=40).why_not()
+    device = torch.device("cpu")
+    assert "24 numbers" in DecodeShape(96, 96, 4, 2, 24, 1, 50).why_not(device)
+    assert "8 does not divide" in DecodeShape(36, 96, 4, 2, 16, 1, 50).why_not(device)
+    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, blocks=40, mixed=40).why_not(device)
+    assert "2 sequences" in why_not(model_of(), 2)
     assert "no GPU" in why_not(model_of(), 1)
-    with pytest.raises(ValueError, match="too long for 49152 bytes"):
-        DecodeShape(16384, 65536, 128, 8, 128, 1, 50).macros(132, 49152)
+    assert "not bfloat16" in why_not(model_of().float(), 1)
+    assert "gated" in why_not(model_of(memory_gate=True), 1)
+    adapted = model_of()
+    adapted.add_adapter(LoraConfig(target_modules=["q_proj"]))
+    assert "Linear in the place of a matrix" in why_not(adapted.to(torch.bfloat16), 1)
+    for shape, told in (
+        (DecodeShape(16384, 65536, 128, 8, 128, 1, 50), "too long for 49152 bytes"),
+        (DecodeShape(64, 96, 64, 64, 16, 1, 50), "64 key heads, more than 60"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            shape.macros(60, 49152)
+
+
+def test_weights_are_stacked_once():
+    model = model_of()
+    first = stack_weights(model)
+    assert stack_weights(model) is first
+    assert model.model.layers[1].self_attn.k_proj.weight.data_ptr() == first.qkv[1, 64:].data_ptr()
 
 
 @pytest.mark.parametrize("preset", ["base-350m", "tide-8e-750m", "tide-24e-1b", "tide-8e-3b"])

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
@@ -86,15 +86,29 @@ def test_a_sequence_ends_with_a_token_to_stop_at_and_others_go_on(model):
     assert len(list(Engine(model).generate([PROMPTS[1]], 12, stop=[stop]))) == whole[1].index(stop) + 1
 
 
-def test_a_generation_may_be_left_and_another_begun(model):
+def test_a_generation_ends_when_it_is_left_or_another_is_begun(model):
     engine = Engine(model)
     begun = engine.generate([[5, 6, 7]], 12)
     first = next(begun)
-    with pytest.raises(ValueError, match="this engine is generating"):
-        next(engine.generate([[1]], 2))
-    begun.close()
     assert next(engine.generate([[5, 6, 7]], 12)) == first
+    with pytest.raises(ValueError, match="another was begun"):
+        next(begun)
+    begun.close()
     assert [step[0] for step in engine.generate([[9]], 12)] == expected(model, [9], 12)
+
+
+def test_positions_stay_exact_in_a_model_that_was_cast(model):
+    cast = tide().to(torch.bfloat16)
+    assert cast.model.rotary_emb.inv_freq.dtype == torch.bfloat16
+    Engine(cast)
+    assert torch.equal(cast.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+
+
+def test_rows_are_not_read_for_tokens_that_nothing_follows(tmp_path, model):
+    pack(model, tmp_path / "packed", Form(4))
+    packed = TideForCausalLM.from_pretrained(tmp_path / "packed", memory="store", memory_cache_bytes=0).eval()
+    list(Engine(packed).generate([[5, 6]], 1))
+    assert packed.model.memory.counters.misses == 2
 
 
 def test_a_hundred_generations_hold_no_more_tensors_than_one(model):
@@ -127,6 +141,8 @@ def test_the_cache_is_used_to_its_end_and_no_further(model):
     [
         (lambda model: Engine(model, length=41), "length is 41: this model knows 2 to 40"),
         (lambda model: Engine(model, batch=0), "batch is 0"),
+        (lambda model: Engine(tide(attn_implementation="eager")), "attention is 'eager'"),
+        (lambda model: Engine(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1))), "type 'gpt2'"),
         (lambda model: Engine(model).generate([[1], [2]]), "2 prompts: this engine takes 1 to 1"),
         (lambda model: Engine(model).generate([]), "0 prompts"),
         (lambda model: Engine(model).generate([[]]), "prompt 0 is empty"),

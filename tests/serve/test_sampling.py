@@ -44,6 +44,7 @@ def test_a_temperature_sharpens_or_flattens():
 
 def test_temperature_0_takes_the_most_likely():
     assert Sampling(top_k=2, top_p=0.5).pick(CHANCES[None]).tolist() == [1]
+    assert Sampling(1e-39).pick(CHANCES[None]).tolist() == [1]
 
 
 def test_a_seed_gives_the_same_tokens_again():

@@ -109,6 +109,10 @@ def decode(
         for name, shape in shapes.items():
             if context[1] > shape.max_position_embeddings:
                 raise ValueError(f"{name} knows {shape.max_position_embeddings} positions: lower --context")
+        places = memory or [Place.device]
+        if Place.device not in places and not any(shape.num_memory_blocks for shape in shapes.values()):
+            raise ValueError(f"base models have no rows to be in {places[0]}: leave --memory out")
+        forced = _tokens(ids, counts, shapes[wanted[-1]].vocab_size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     _check(out)
@@ -116,23 +120,24 @@ def decode(
     found: list[dict[str, Any]] = []
     for sequences in batch or [1]:
         for name, shape in shapes.items():
-            for place in memory or [Place.device]:
+            for place in places:
                 if place is Place.device or shape.num_memory_blocks:
                     with working(f"Timing {name}, {sequences} at once, rows on {place}"):
                         found += measure(name, place, sequences, context, peers)
     for run in found:
         if "weight_bytes" in run:
             run["gb_per_s"] = run["weight_bytes"] / run["ms_per_token"] / 1e6
+            run["floor_ms"] = 1e3 * run["weight_bytes"] / read
             run["of_floor"] = 1e9 * run["gb_per_s"] / read
     result = {
-        "floor_ms": 1e3 * found[0]["weight_bytes"] / read,
+        "floor_ms": found[0]["floor_ms"],
         "bandwidth_tb_s": read / 1e12,
         "runs": found,
         "provenance": runs.provenance(),
     }
-    if ids is not None:
+    if forced is not None:
         with working(f"Forcing tokens through {wanted[-1]}"):
-            result["store"] = measure_store(wanted[-1], 64 << 20, *_tokens(ids, counts))
+            result["store"] = measure_store(wanted[-1], 64 << 20, *forced)
     _write(out, result)
     if as_json:
         print_json(result)
@@ -142,17 +147,28 @@ def decode(
     columns += ["first ms", "GB"]
     title = f"Decoding from {context[0]:,} to {context[1]:,} tokens; {read / 1e12:.2f} TB/s are read"
     print_table(title, columns, (_decoded(run, bases.get(run["batch"])) for run in found))
-    if ids is not None:
+    if forced is not None:
         rows = [
             (name, f"{value:,.3f}") for name, value in result["store"].items() if isinstance(value, float)
         ]
         print_table(f"{wanted[-1]} from a store, {result['store']['tokens']:,} tokens", ["", ""], rows)
 
 
-def _tokens(ids: Path, counts: Path | None) -> tuple[list[int], Any]:
+def _tokens(ids: Path | None, counts: Path | None, vocabulary: int) -> tuple[list[int], Any] | None:
+    """Tokens to force through, and how often each occurs, if that is given."""
     import numpy as np
 
-    return np.load(ids).tolist(), None if counts is None else np.load(counts)
+    if ids is None:
+        if counts is not None:
+            raise ValueError("--counts goes with --ids, which is not given")
+        return None
+    tokens = np.load(ids, allow_pickle=False)
+    if tokens.ndim != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        raise ValueError(f"--ids {ids} must hold token ids from 0 to {vocabulary - 1}, one after the other")
+    occurring = None if counts is None else np.load(counts, allow_pickle=False)
+    if occurring is not None and occurring.shape != (vocabulary,):
+        raise ValueError(f"--counts {counts} must hold {vocabulary} numbers, one for each token id")
+    return tokens.tolist(), occurring
 
 
 def _decoded(run: dict[str, Any], base: float | None) -> tuple[str, ...]:

@@ -75,7 +75,10 @@ def _generate(
             typer.echo(made[number].take(), nl=False)
 
     if model.device.type == "cuda" and subject.config.model_type in ("llama", "tide"):
-        engine = Engine(model.to(torch.bfloat16), batch=len(prompts))
+        for parameter in model.parameters():  # and not the frequencies of positions
+            parameter.data = parameter.data.to(torch.bfloat16)
+        longest = min(max(map(len, ids)) + max_new_tokens, model.config.max_position_embeddings)
+        engine = Engine(model, max(2, longest), batch=len(prompts))
         for step in engine.generate(ids, max_new_tokens, sampling, stop):
             for number, token in enumerate(step):
                 if token is not None:

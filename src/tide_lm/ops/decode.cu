@@ -54,7 +54,7 @@ struct Args {
 #define ROUTES (MIDDLE + 2 * D)
 #define ATTENDED (ROUTES + 2 * 32)
 #define ACTIVE (ATTENDED + Q)
-#define COUNTERS (ACTIVE + F)              // each in a line of its own
+#define COUNTERS ((ACTIVE + F + 15) / 16 * 16)  // each in a line of its own
 #define WORDS (COUNTERS + (HEAD_DONE + KV) * 16)
 enum { PROJECTED_DONE, ATTENDED_DONE, MIDDLE_DONE, ACTIVE_DONE, STATE_DONE, HEAD_DONE };
 
@@ -118,6 +118,11 @@ __device__ __forceinline__ void poke(u64 *p, u64 v) {
 __device__ __forceinline__ void count(u32 *p) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
+__device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
+    u32 two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
+    return two;
+}
 __device__ __forceinline__ i64 nanoseconds() {
     i64 t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
@@ -127,13 +132,8 @@ __device__ __forceinline__ i64 nanoseconds() {
 
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
 __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
-__device__ __forceinline__ u32 rounded(float x) {  // to bfloat16, to nearest even
-    u32 bits = __float_as_uint(x);
-    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
-__device__ __forceinline__ u32 both(float first, float second) { return rounded(first) | rounded(second) << 16; }
 __device__ __forceinline__ u64 word(float value, u32 tag) { return (u64)tag << 32 | __float_as_uint(value); }
-__device__ __forceinline__ u32 word16(float value, u32 tag) { return tag << 16 | rounded(value); }
+__device__ __forceinline__ u32 word16(float value, u32 tag) { return tag << 16 | both(value, 0); }
 __device__ __forceinline__ float value(u64 seen, const u64 *p, u32 tag) {  // of a word, looked at before
     while ((u32)(seen >> 32) != tag) seen = peek(p);
     return __uint_as_float((u32)seen);
@@ -383,7 +383,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
                 v_next = *(const uint4 *)(values + (i64)p * HD);
             }
             constexpr int TURNED = (GROUP + 1) * (HD / 2);
-            static_assert(TURNED <= 8 * THREADS, "");
             counted(PROJECTED_DONE, PAIRS(NQ), tag);
             MARK(2)
             for (int t = threadIdx.x; t < TURNED + HD; t += THREADS) {

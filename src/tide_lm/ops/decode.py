@@ -43,8 +43,8 @@ class DecodeShape:
     def slots(self) -> int:
         return self.mixed + 1 if self.mixed else 0
 
-    def why_not(self) -> str | None:
-        """What the kernel cannot do, if it is so."""
+    def why_not(self, device: torch.device) -> str | None:
+        """What the kernel cannot do on a device, if it is so."""
         lanes = self.head_dim // 8
         if self.head_dim % 16 or lanes & (lanes - 1) or lanes > 32:
             return f"heads of {self.head_dim} numbers"
@@ -52,10 +52,16 @@ class DecodeShape:
             return "sizes that 8 does not divide"
         if self.slots > 32:
             return f"more than 31 blocks in a layer ({self.mixed})"
+        try:
+            self.macros(*_sizes(device))
+        except ValueError as error:
+            return str(error)
         return None
 
     def macros(self, processors: int, shared: int) -> dict[str, int]:
         """For a device with so many multiprocessors, and bytes of shared memory a block."""
+        if self.key_heads > processors:
+            raise ValueError(f"{self.key_heads} key heads, more than {processors} multiprocessors")
         slot = max(4 * self.hidden, 4 * self.heads * self.head_dim, 2 * self.intermediate)
         slot += -slot % 16
         group = self.heads // self.key_heads
@@ -66,7 +72,7 @@ class DecodeShape:
             if (warps + limit) * (slot + 16) + held + merged <= shared:
                 break
         else:
-            raise ValueError(f"rows of {slot} bytes are too long for {shared} bytes of shared memory")
+            raise ValueError(f"rows of {slot} bytes, too long for {shared} bytes of shared memory")
         return {
             "D": self.hidden,
             "F": self.intermediate,
@@ -159,14 +165,11 @@ class DecodeKernel:
         value_scale: float,
     ) -> None:
         device = ids_1.device
-        properties = torch.cuda.get_device_properties(device)
-        shared = getattr(properties, "shared_memory_per_block_optin")  # noqa: B009 (torch does not declare it)
-        macros = shape.macros(properties.multi_processor_count, shared)
-        module = Module(
-            compile_source(SOURCE.read_text(), macros, f"sm_{properties.major}{properties.minor}")
-        )
-        self.blocks = properties.multi_processor_count
-        self._decode = module.kernel("decode", (macros["WARPS"] + 1) * 32, shared)
+        self.blocks, shared = _sizes(device)
+        macros = shape.macros(self.blocks, shared)
+        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+        module = Module(compile_source(SOURCE.read_text(), macros, architecture))
+        self._decode = module.kernel("decode", (macros["WARPS"] + 1) * 32, shared, all_at_once=True)
         self._pick = module.kernel("pick", 32)
         self._fetch = module.kernel("fetch", 32) if rows is not None else None
         self.logits_V = torch.zeros(shape.vocabulary, device=device)
@@ -203,3 +206,9 @@ class DecodeKernel:
     def pick(self, chosen: bool = False) -> None:
         """The most likely token, unless one was chosen already, and the next place."""
         self._pick(1, self._place, ctypes.c_int(self.blocks), ctypes.c_int(chosen))
+
+
+def _sizes(device: torch.device) -> tuple[int, int]:
+    """How many multiprocessors it has, and bytes of shared memory a block."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 49152)

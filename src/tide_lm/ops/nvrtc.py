@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,8 @@ def compile_source(source: str, macros: Mapping[str, int], architecture: str) ->
         options += [f"-D{name}={value}" for name, value in macros.items()]
         words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if nvrtc.nvrtcCompileProgram(program, len(options), words):
-            raise ValueError(f"a kernel does not compile: {_text(nvrtc, program, 'ProgramLog').decode()}")
+            said = _text(nvrtc, program, "ProgramLog").decode()
+            raise ValueError(f"a kernel does not compile for {architecture}: {said}")
         return _text(nvrtc, program, "CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
@@ -36,13 +38,15 @@ class Module:
         torch.cuda.current_stream()  # makes torch's context the present one
         self._handle = ctypes.c_void_p()
         _call("cuModuleLoadData", ctypes.byref(self._handle), code)
+        weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
 
-    def kernel(self, name: str, threads: int, shared: int = 0) -> "Kernel":
+    def kernel(self, name: str, threads: int, shared: int = 0, all_at_once: bool = False) -> "Kernel":
+        """With `all_at_once` a launch fails where its blocks cannot all run at the same time."""
         function = ctypes.c_void_p()
         _call("cuModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
         if shared:
             _call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, shared)
-        return Kernel(self, function, threads, shared)
+        return Kernel(self, function, threads, shared, all_at_once)
 
     def number(self, name: str) -> int:
         """A constant of the source."""
@@ -53,16 +57,21 @@ class Module:
 
 
 class Kernel:
-    def __init__(self, module: Module, function: ctypes.c_void_p, threads: int, shared: int) -> None:
+    def __init__(
+        self, module: Module, function: ctypes.c_void_p, threads: int, shared: int, all_at_once: bool
+    ) -> None:
         self._module, self._function = module, function  # the code lives as long as its module
-        self._threads, self._shared = threads, shared
+        self._threads, self._shared, self._all_at_once = threads, shared, all_at_once
 
     def __call__(self, blocks: int, *args: Any) -> None:
         """Launches it on the present stream; arguments are ctypes' numbers and structures."""
         places = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         size = (blocks, 1, 1, self._threads, 1, 1, self._shared)
-        _call("cuLaunchKernel", self._function, *size, stream, places, None)
+        if self._all_at_once:
+            _call("cuLaunchCooperativeKernel", self._function, *size, stream, places)
+        else:
+            _call("cuLaunchKernel", self._function, *size, stream, places, None)
 
 
 def _candidates() -> Iterator[str]:
@@ -70,7 +79,7 @@ def _candidates() -> Iterator[str]:
     yield f"libnvrtc.so.{major}"
     nvidia = importlib.util.find_spec("nvidia")
     for folder in (nvidia.submodule_search_locations or ()) if nvidia else ():
-        yield from map(str, sorted(Path(folder).glob("*/lib/libnvrtc.so.*")))
+        yield from map(str, sorted(Path(folder).glob(f"*/lib/libnvrtc.so.{major}*")))
 
 
 @cache

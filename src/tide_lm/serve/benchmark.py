@@ -96,7 +96,7 @@ def measure_store(
             hit_times = [time for time, miss in zip(times, missed, strict=True) if not miss]
             miss_times = [time for time, miss in zip(times, missed, strict=True) if miss]
             found["hit_rate"] = len(hit_times) / len(times)
-            found["hit_ms"] = 1e3 * statistics.median(hit_times)
+            found["hit_ms"] = 1e3 * statistics.median(hit_times) if hit_times else None
             found["miss_ms"] = 1e3 * statistics.median(miss_times) if miss_times else None
     return found
 
@@ -114,12 +114,12 @@ def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], li
             length = 1 + number % (engine.length - 1)
             engine.cache.place_B.fill_(length - 1)
             before = counters.misses if counters else 0
-            decoder.ids_B.fill_(token)
+            engine.cache.ids_B.fill_(token)
             began = time.perf_counter()
-            if decoder.waits:
-                decoder.look_up([token])
+            if engine.forward.waits:
+                engine.forward.look_up([token])
             decoder.step(length)
-            decoder.ids_B.tolist()
+            engine.cache.ids_B.tolist()
             times.append(time.perf_counter() - began)
             missed.append(bool(counters and counters.misses > before))
     return times, missed

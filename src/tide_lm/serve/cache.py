@@ -10,8 +10,8 @@ from transformers import DynamicCache, PreTrainedConfig
 class SlotCache:
     """What a model appends a token to, each sequence at its own place.
 
-    `place_B` is each sequence's next position, and `reach` how many positions are looked at, so that short
-    contexts do not pay for the longest.
+    `ids_B` are the last tokens, which are not appended yet, and `place_B` their positions; `reach` is how
+    many positions are looked at, so that short contexts do not pay for the longest.
     """
 
     is_compileable = True
@@ -20,7 +20,8 @@ class SlotCache:
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, batch, config.num_key_value_heads, length, head)
         self.states_L2BHTd = like.new_zeros(shape)
-        self.place_B = torch.zeros(batch, dtype=torch.long, device=like.device)
+        self.ids_B = torch.zeros(batch, dtype=torch.long, device=like.device)
+        self.place_B = torch.zeros_like(self.ids_B)
         self.reach = length
         self._sequences_B = torch.arange(batch, device=like.device)
 
@@ -29,7 +30,7 @@ class SlotCache:
         return self.states_L2BHTd.shape[4]
 
     def mask(self) -> torch.Tensor:
-        """What the token at each sequence's place sees, its own position included."""
+        """What the token at each place sees, its own position included; True as `sdpa` has it."""
         positions_T = torch.arange(self.reach, device=self.place_B.device)
         return (positions_T <= self.place_B[:, None])[:, None, None]
 

@@ -11,20 +11,75 @@ from tide_lm.serve.sampling import Sampling
 from tide_lm.stored_memory import StoredMemory
 
 _SHORTEST = 256  # positions that are looked at
+_COMPILED = 256  # functions of one source: each number of positions and each engine has its own
 
 
-class Decoder(ABC):
-    """Tokens in, tokens out, both in `ids_B`; the cache's places move on by themselves.
+class Forward(ABC):
+    """From the tokens at the cache's places to the next ones, which it leaves there.
 
     If it `waits`, tokens have to be known to the host before a step, which looks their rows up for it.
     """
 
     waits = False
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, sampling: Sampling) -> None:
-        self.model, self.cache, self.sampling = model, cache, sampling
-        self.ids_B = torch.zeros_like(cache.place_B)
-        self.generator = torch.Generator(cache.place_B.device)
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+
+    @abstractmethod
+    def look_up(self, ids: list[int]) -> None:
+        """Has the rows of these tokens, which are those of the cache, where the next step finds them."""
+
+    @abstractmethod
+    def step(self, sampling: Sampling, generator: torch.Generator) -> None: ...
+
+    def reach(self, longest: int) -> int:
+        """How many positions a step looks at, if the longest sequence has so many."""
+        return min(max(_SHORTEST, 1 << (longest - 1).bit_length()), self.cache.length)
+
+
+class ModelForward(Forward):
+    """By the model's own forward, compiled on a GPU."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+        super().__init__(model, cache)
+        memory = getattr(model.model, "memory", None)
+        if isinstance(memory, StoredMemory) and memory.bytes_VR is None:
+            self.waits = True
+            self._rows_BKD = cache.states_L2BHTd.new_zeros(len(cache.ids_B), memory.blocks, memory.hidden)
+        on_gpu = cache.ids_B.is_cuda
+        self._run = torch.compile(self._logits, fullgraph=True, dynamic=False) if on_gpu else self._logits
+
+    def look_up(self, ids: list[int]) -> None:
+        rows_from_host(self.model, self.cache.ids_B, self._rows_BKD)
+
+    def step(self, sampling: Sampling, generator: torch.Generator) -> None:
+        self.cache.ids_B.copy_(sampling.pick(self._run(), generator))
+        self.cache.place_B += 1
+
+    def _logits(self) -> torch.Tensor:
+        rows = {"memory": (self._rows_BKD, None)} if self.waits else {}
+        out = self.model(
+            input_ids=self.cache.ids_B[:, None],
+            position_ids=self.cache.place_B[:, None],
+            attention_mask=self.cache.mask(),
+            past_key_values=self.cache,
+            **rows,
+        )
+        return out.logits[:, -1]
+
+
+def rows_from_host(model: PreTrainedModel, ids_B: torch.Tensor, into_BKD: torch.Tensor) -> None:
+    """Rows of packed memory that is in the host's memory or in a file."""
+    rows_UKD, index_B1 = model.model.memory(ids_B[:, None], into_BKD.dtype)
+    into_BKD.copy_(rows_UKD if index_B1 is None else rows_UKD[index_B1.flatten()])
+
+
+class Decoder:
+    """Steps with one kind of sampling."""
+
+    def __init__(self, forward: Forward, sampling: Sampling) -> None:
+        self.forward, self.sampling = forward, sampling
+        self.generator = torch.Generator(forward.cache.ids_B.device)
         self._steps: dict[int, Callable[[], None]] = {}
 
     def seed(self, seed: int | None) -> None:
@@ -33,29 +88,20 @@ class Decoder(ABC):
         else:
             self.generator.manual_seed(seed)
 
-    @abstractmethod
-    def look_up(self, ids: list[int]) -> None:
-        """Has the rows of these tokens, which are those in `ids_B`, where the next step finds them."""
-
     def step(self, longest: int) -> None:
         """The next token of each sequence; `longest` is how many positions the longest has with it."""
-        self.cache.reach = reach = self._reach(longest)
+        cache = self.forward.cache
+        cache.reach = reach = self.forward.reach(longest)
         if reach not in self._steps:
-            self._steps[reach] = self._captured() if self.ids_B.is_cuda else self._step
+            self._steps[reach] = self._captured() if cache.ids_B.is_cuda else self._step
         self._steps[reach]()
 
-    @abstractmethod
-    def _step(self) -> None: ...
-
-    def _compiled(self) -> Callable[[], None]:
-        return self._step
-
-    def _reach(self, longest: int) -> int:
-        return min(max(_SHORTEST, 1 << (longest - 1).bit_length()), self.cache.length)
+    def _step(self) -> None:
+        self.forward.step(self.sampling, self.generator)
 
     def _captured(self) -> Callable[[], None]:
         """The step as a graph. Tries before it are undone; what they wrote, its first replay writes again."""
-        step, moved = self._compiled(), (self.ids_B, self.cache.place_B)
+        moved = (self.forward.cache.ids_B, self.forward.cache.place_B)
         before, drawn = [tensor.clone() for tensor in moved], self.generator.get_state()
 
         def restore() -> None:
@@ -65,50 +111,14 @@ class Decoder(ABC):
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), torch._dynamo.config.patch(recompile_limit=_COMPILED):
             for _ in range(2):
-                step()
+                self._step()
                 restore()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         with torch.cuda.graph(graph):
-            step()
+            self._step()
         restore()
         return graph.replay
-
-
-def rows_from_host(model: PreTrainedModel, ids_B: torch.Tensor, into_BKD: torch.Tensor) -> None:
-    """Rows of packed memory that is in the host's memory or in a file."""
-    rows_UKD, index_B1 = model.model.memory(ids_B[:, None], into_BKD.dtype)
-    into_BKD.copy_(rows_UKD if index_B1 is None else rows_UKD[index_B1.flatten()])
-
-
-class ModelDecoder(Decoder):
-    """By the model's own forward, compiled on a GPU."""
-
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, sampling: Sampling) -> None:
-        super().__init__(model, cache, sampling)
-        memory = getattr(model.model, "memory", None)
-        if isinstance(memory, StoredMemory) and memory.bytes_VR is None:
-            self.waits = True
-            self._rows_BKD = cache.states_L2BHTd.new_zeros(len(self.ids_B), memory.blocks, memory.hidden)
-
-    def look_up(self, ids: list[int]) -> None:
-        rows_from_host(self.model, self.ids_B, self._rows_BKD)
-
-    def _step(self) -> None:
-        rows = {"memory": (self._rows_BKD, None)} if self.waits else {}
-        place_B = self.cache.place_B
-        out = self.model(
-            input_ids=self.ids_B[:, None],
-            position_ids=place_B[:, None],
-            attention_mask=self.cache.mask(),
-            past_key_values=self.cache,
-            **rows,
-        )
-        self.ids_B.copy_(self.sampling.pick(out.logits[:, -1], self.generator))
-        place_B += 1
-
-    def _compiled(self) -> Callable[[], None]:
-        return torch.compile(self._step, fullgraph=True, dynamic=False)

@@ -8,24 +8,26 @@ import torch
 from transformers import PreTrainedModel
 
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.decoder import Decoder, ModelDecoder
-from tide_lm.serve.fused import FusedDecoder, stack_weights, why_not
+from tide_lm.serve.decoder import Decoder, ModelForward
+from tide_lm.serve.fused import FusedForward, why_not
 from tide_lm.serve.sampling import Sampling
 
 Tokens = list[int | None]  # of one step: of each sequence, None after its end
 
 
 class Engine:
-    """Generates with a model on its device: up to `batch` sequences at once, of up to `length` tokens.
+    """Generates with a Llama or TIDE model on its device: up to `batch` sequences of `length` tokens at once.
 
-    Caches are made once. One generation runs at a time, and one that is left early needs no clean-up. One
-    sequence is decoded by a single kernel where that can be (`why_not_fused` tells), unless not `fused`.
+    Caches are made once. One generation runs at a time: a new one ends that before it. One sequence is
+    decoded by a single kernel where that can be (`why_not_fused` tells), unless not `fused`; for that the
+    model's weights are moved together.
     """
 
     def __init__(
         self, model: PreTrainedModel, length: int | None = None, batch: int = 1, fused: bool = True
     ) -> None:
-        config = model.config.get_text_config()
+        _check_model(model)
+        config = model.config
         longest = config.max_position_embeddings
         self.length = longest if length is None else length
         if not 2 <= self.length <= longest:
@@ -33,12 +35,16 @@ class Engine:
         if batch < 1:
             raise ValueError(f"batch is {batch}: it must be at least 1")
         self.model, self.batch = model.eval(), batch
+        rotary = model.model.rotary_emb
+        if rotary.inv_freq.dtype != torch.float32:  # as after model.to(torch.bfloat16): positions would blur
+            model.model.rotary_emb = type(rotary)(config).to(model.device)
         self.vocabulary = config.vocab_size
         self.cache = SlotCache(config, batch, self.length, model.get_input_embeddings().weight)
         self.why_not_fused = why_not(model, batch) if fused else "it was not wanted"
-        self._weights = None if self.why_not_fused else stack_weights(model)
+        kind = ModelForward if self.why_not_fused else FusedForward
+        self.forward = kind(model, self.cache)
         self._decoders: dict[Sampling, Decoder] = {}
-        self._busy = False
+        self._generations = 0
 
     def generate(
         self,
@@ -57,42 +63,39 @@ class Engine:
     def _run(
         self, prompts: list[list[int]], most: int, sampling: Sampling, stop: frozenset[int]
     ) -> Generator[Tokens]:
-        if self._busy:
-            raise ValueError("this engine is generating: end that generation, or make another engine")
-        self._busy = True
-        try:
-            decoder = self.decoder(sampling)
-            self._prefill(prompts, decoder)
-            under_way, longest = deque([_Sent(decoder.ids_B)]), max(map(len, prompts))
-            lengths = iter(range(longest + 1, longest + most))
+        self._generations += 1
+        mine, decoder, waits = self._generations, self.decoder(sampling), self.forward.waits
+        self._prefill(prompts, decoder)
+        under_way, longest = deque([_Sent(self.cache.ids_B)]), max(map(len, prompts))
+        lengths = iter(range(longest + 1, longest + most))
 
-            def begin() -> None:
-                if length := next(lengths, None):
-                    decoder.step(length)
-                    under_way.append(_Sent(decoder.ids_B))
+        def begin(ids: list[int]) -> None:
+            if length := next(lengths, None):
+                if waits:
+                    self.forward.look_up(ids)
+                decoder.step(length)
+                under_way.append(_Sent(self.cache.ids_B))
 
-            ended = [False] * len(prompts)
-            while under_way:
-                if not decoder.waits:
-                    begin()  # before the token before it is known
-                ids = under_way.popleft().wait()
-                if decoder.waits:
-                    decoder.look_up(ids)
-                    begin()
-                yield [None if done else token for token, done in zip(ids, ended, strict=False)]
-                ended = [done or token in stop for token, done in zip(ids, ended, strict=False)]
-                if all(ended):
-                    return
-        finally:
-            self._busy = False
+        ended = [False] * len(prompts)
+        while under_way:
+            if mine != self._generations:
+                raise ValueError("this generation has ended: another was begun on its engine")
+            if not waits:
+                begin([])  # before the token before it is known
+            ids = under_way.popleft().wait()
+            told = [None if done else token for token, done in zip(ids, ended, strict=False)]
+            ended = [done or token in stop for token, done in zip(ids, ended, strict=False)]
+            if waits and not all(ended):
+                begin(ids)
+            yield told
+            if all(ended):
+                return
 
     def decoder(self, sampling: Sampling) -> Decoder:
-        kind = replace(sampling, seed=None)  # what a captured step depends on
+        """Steps that draw so, captured once."""
+        kind = replace(sampling, seed=None)
         if kind not in self._decoders:
-            if self._weights is None:
-                self._decoders[kind] = ModelDecoder(self.model, self.cache, kind)
-            else:
-                self._decoders[kind] = FusedDecoder(self.model, self._weights, self.cache, kind)
+            self._decoders[kind] = Decoder(self.forward, kind)
         self._decoders[kind].seed(sampling.seed)
         return self._decoders[kind]
 
@@ -109,8 +112,8 @@ class Engine:
         last_B = cache.place_B[: len(prompts)] - 1
         last_BD = filled.last_hidden_state[torch.arange(len(prompts), device=device), last_B]
         picked = decoder.sampling.pick(self.model.lm_head(last_BD), decoder.generator)
-        decoder.ids_B.zero_()
-        decoder.ids_B[: len(prompts)] = picked
+        cache.ids_B.zero_()
+        cache.ids_B[: len(prompts)] = picked
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int | None) -> None:
         if not 1 <= len(prompts) <= self.batch:
@@ -130,6 +133,19 @@ class Engine:
                     f"prompt {number} has {len(prompt)} tokens, which with {max_new_tokens or 1} new are "
                     f"more than the cache's {self.length}: ask for fewer, or give the engine a larger length"
                 )
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    """That it is one whose forward the engine knows, in one place."""
+    if model.config.model_type not in ("llama", "tide"):
+        raise ValueError(f"this is a model of type {model.config.model_type!r}: give a Llama or a TIDE model")
+    if (attention := model.config._attn_implementation) != "sdpa":
+        raise ValueError(f"attention is {attention!r}: load the model with attn_implementation='sdpa'")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise ValueError(f"weights are on {', '.join(sorted(map(str, devices)))}: put them on one device")
+    if model.device.type == "cuda" and model.device.index != torch.cuda.current_device():
+        raise ValueError(f"the model is on {model.device}: call torch.cuda.set_device with that first")
 
 
 class _Sent:

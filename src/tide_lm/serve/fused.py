@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from tide_lm.model import EmbeddingMemory
+from tide_lm.model import EmbeddingMemory, MemoryRouter
 from tide_lm.ops.decode import DecodeKernel, DecodeShape, DecodeWeights, RowBytes
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.decoder import Decoder, rows_from_host
+from tide_lm.serve.decoder import Forward, rows_from_host
 from tide_lm.serve.sampling import Sampling
 from tide_lm.stored_memory import StoredMemory
 
@@ -21,10 +22,6 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
     config, weight = model.config, model.get_input_embeddings().weight
     if batch != 1:
         return f"{batch} sequences"
-    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
-        return "a device that is no GPU of compute capability 9.0 or more"
-    if config.model_type not in ("llama", "tide"):
-        return f"a model of type {config.model_type}"
     if any(parameter.dtype != torch.bfloat16 for parameter in model.parameters()):
         return "weights that are not bfloat16"
     if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
@@ -33,7 +30,23 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
         return "a gated memory"
     if config.rope_parameters.get("rope_type", "default") not in _ROPES:
         return f"positions of type {config.rope_parameters['rope_type']}"
-    return shape_of(model).why_not()
+    if others := [part for layer in model.model.layers for part in _products(layer) if not _is_plain(part)]:
+        return f"a {type(others[0]).__name__} in the place of a matrix, such as an adapter"
+    memory = getattr(model.model, "memory", None)
+    if isinstance(memory, StoredMemory) and memory.file is None:
+        return "packed rows that are of no file"
+    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return "a device that is no GPU of compute capability 9.0 or more"
+    return shape_of(model).why_not(weight.device)
+
+
+def _is_plain(part: nn.Module) -> bool:
+    return type(part) in (nn.Linear, MemoryRouter) and not part._forward_hooks and not part._forward_pre_hooks
+
+
+def _products(layer: Any) -> list[nn.Module]:
+    """What multiplies with a matrix."""
+    return [part for part in layer.modules() if hasattr(part, "weight") and part.weight.ndim == 2]
 
 
 def shape_of(model: PreTrainedModel) -> DecodeShape:
@@ -57,8 +70,11 @@ def shape_of(model: PreTrainedModel) -> DecodeShape:
 
 
 def stack_weights(model: PreTrainedModel) -> DecodeWeights:
-    """The weights by layers; the model's own become views of them, so they are there once."""
+    """The weights by layers; the model's own become views of them. It is done once a model."""
     layers, has_memory = model.model.layers, hasattr(model.model.layers[0], "router")
+    done = getattr(model, "_stacked_weights", None)
+    if done is not None and done.qkv.data_ptr() == layers[0].self_attn.q_proj.weight.data_ptr():
+        return done
     with_gates = hasattr(layers[0].self_attn, "value_gate")
 
     def stacked(parts_of: Callable[[Any], list[Any]]) -> torch.Tensor:
@@ -77,7 +93,7 @@ def stack_weights(model: PreTrainedModel) -> DecodeWeights:
         gates = [attention.value_gate] if with_gates else []
         return [attention.q_proj, attention.k_proj, attention.v_proj, *gates]
 
-    return DecodeWeights(
+    model._stacked_weights = DecodeWeights(
         qkv=stacked(projections),
         o=stacked(lambda layer: [layer.self_attn.o_proj]),
         gate=stacked(lambda layer: [layer.mlp.gate_proj]),
@@ -90,6 +106,7 @@ def stack_weights(model: PreTrainedModel) -> DecodeWeights:
         norm2=stacked(lambda layer: [layer.post_attention_layernorm]),
         norm3=model.model.norm.weight,
     )
+    return model._stacked_weights
 
 
 def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
@@ -100,23 +117,21 @@ def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
     return torch.cat([cosine[0, :, :half], sine[0, :, :half]], -1).contiguous()
 
 
-class FusedDecoder(Decoder):
+class FusedForward(Forward):
     """By one kernel a token, of a model for which `why_not` says nothing."""
 
-    def __init__(
-        self, model: PreTrainedModel, weights: DecodeWeights, cache: SlotCache, sampling: Sampling
-    ) -> None:
-        super().__init__(model, cache, sampling)
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+        super().__init__(model, cache)
         memory = getattr(model.model, "memory", None)
         self._place_1 = None if memory is None else pinned_place(memory)
-        rows = None if memory is None else row_bytes(memory, self.ids_B, self._place_1)
+        rows = None if memory is None else row_bytes(memory, cache.ids_B, self._place_1)
         self.waits = memory is not None and (rows is None or self._place_1 is not None)
         self.kernel = DecodeKernel(
             shape_of(model),
-            weights,
+            stack_weights(model),
             cache.states_L2BHTd[:, :, 0],
             rope_table(model, cache.length),
-            self.ids_B,
+            cache.ids_B,
             cache.place_B,
             rows,
             model.config.rms_norm_eps,
@@ -127,28 +142,33 @@ class FusedDecoder(Decoder):
         if self._place_1 is not None:
             self._place_1[0] = self.model.model.memory.rows.place_of(ids[0])
         else:
-            rows_from_host(self.model, self.ids_B, self.kernel.rows_KD[None])
+            rows_from_host(self.model, self.cache.ids_B, self.kernel.rows_KD[None])
 
-    def _step(self) -> None:
+    def step(self, sampling: Sampling, generator: torch.Generator) -> None:
         self.kernel.fetch()
         self.kernel.decode()
-        drawn = bool(self.sampling.temperature)
+        drawn = bool(sampling.temperature)
         if drawn:
-            self.ids_B.copy_(self.sampling.pick(self.kernel.logits_V[None], self.generator))
+            self.cache.ids_B.copy_(sampling.pick(self.kernel.logits_V[None], generator))
         self.kernel.pick(chosen=drawn)
 
-    def _reach(self, longest: int) -> int:
+    def reach(self, longest: int) -> int:
         return self.cache.length  # the kernel looks at what is there
 
 
 def pinned_place(memory: EmbeddingMemory | StoredMemory) -> torch.Tensor | None:
-    """Of memory in a file with a cache that a GPU reads: to hold which of the cache's rows is wanted."""
-    if not isinstance(memory, StoredMemory) or memory.rows is None or not memory.rows.cached_CR.size:
+    """Of memory in a file with a cache that a GPU reads: to hold which of the cache's rows is wanted.
+
+    With two rows or more, the one that a step reads is never the one that is given to another token next.
+    """
+    if not isinstance(memory, StoredMemory) or memory.rows is None or len(memory.rows.cached_CR) < 2:
         return None
     assert memory.file is not None
     if memory.file.header.ranks:
         return None
-    memory.rows.move_to(torch.empty(memory.rows.cached_CR.shape, dtype=torch.uint8, pin_memory=True).numpy())
+    if not torch.from_numpy(memory.rows.cached_CR).is_pinned():
+        size = memory.rows.cached_CR.shape
+        memory.rows.move_to(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy())
     return torch.zeros(1, dtype=torch.long, pin_memory=True)
 
 
@@ -172,6 +192,6 @@ def row_bytes(
     tables = {
         name: torch.from_numpy(memory.file.section(name)).to(ids_1.device)
         for name in ("levels", "columns")
-        if name in memory.file.sections
+        if name in memory.file.header.sections
     }
     return RowBytes(bytes_VR, ids_1 if place_1 is None else place_1, **tables)

@@ -30,7 +30,8 @@ class Sampling:
         """A token for each sequence, without waiting for the device."""
         if not self.temperature:
             return logits_BV.argmax(-1)
-        scaled_BV = logits_BV.float() / self.temperature
+        scaled_BV = logits_BV.float()
+        scaled_BV = (scaled_BV - scaled_BV.amax(-1, keepdim=True)) / self.temperature  # which overflows to 0
         if self.top_k is None and self.top_p is None:
             return _drawn(scaled_BV, generator)
         if self.top_k is None:

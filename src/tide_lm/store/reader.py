@@ -294,10 +294,16 @@ class StoredRows:
                 self._keep(missed, rows, len(self.cached_CR) - int(known_U.sum()))
 
     def place_of(self, token: int) -> int:
-        """Where in `cached_CR` a token's row is, until the next call; it is read if need be."""
-        row_1R = np.empty((1, self.cached_CR.shape[1]), np.uint8)
-        self.fetch(np.array([token]), row_1R)
-        return self._places[token]
+        """Where in `cached_CR`, which has room for one, a token's row is; it is read if need be."""
+        with self._lock:
+            if token in self._places:
+                self._places.move_to_end(token)
+                self.counters.hits += 1
+            else:
+                tokens_1 = np.array([token])
+                self.counters.misses += 1
+                self._keep(tokens_1, self._awaited(tokens_1), 1)
+            return self._places[token]
 
     def move_to(self, array_CR: np.ndarray) -> None:
         """Has the cache in an array of its shape, such as one that a GPU can read."""
