@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowArgs, RowBytes
+from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowBytes, buffers, point, row_args
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _ENTRIES = """
@@ -52,24 +52,15 @@ class EmulatedKernel:
         eps: float,
         value_scale: float,
     ) -> None:
-        self.logits_V = torch.zeros(self.shape.vocabulary)
-        self.rows_KD = torch.zeros(max(self.shape.blocks, 1), self.shape.hidden)
-        given = {name: getattr(weights, name) for name in DecodeWeights.__dataclass_fields__}
-        given |= {"rope": rope_Td, "rows": self.rows_KD, "cache": cache_L2GTd}
-        given |= {"mail": torch.zeros(self._code.words(), dtype=torch.int64), "logits": self.logits_V}
-        given |= {"best": torch.zeros(self.blocks, dtype=torch.int64), "token": ids_1, "place": place_1}
-        given |= {"step": torch.zeros(1, dtype=torch.int32)}
-        self._kept = given
+        given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
+        given |= buffers(self.shape, self.blocks, self._code.words(), ids_1.device)
+        self.logits_V, self.rows_KD = given["logits"], given["rows"]
+        self._kept = weights, given
         self._args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
-        for name, tensor in given.items():
-            setattr(self._args, name, None if tensor is None else tensor.data_ptr())
+        point(self._args, vars(weights) | given)
 
     def fetch(self, rows: RowBytes, eps: float) -> None:
-        args = RowArgs(stride=rows.bytes_VR.stride(0), out=self.rows_KD.data_ptr())
-        of = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
-        for name, tensor in (of | {"levels": rows.levels, "columns": rows.columns}).items():
-            setattr(args, name, None if tensor is None else tensor.data_ptr())
-        self._code.run_fetch(ctypes.byref(args), ctypes.c_float(eps))
+        self._code.run_fetch(ctypes.byref(row_args(rows, self.rows_KD)), ctypes.c_float(eps))
 
     def decode(self) -> None:
         self.seed += 1

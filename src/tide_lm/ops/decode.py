@@ -4,6 +4,7 @@ Shapes: L layers, D hidden, G key heads, T positions, d of a head, V vocabulary,
 """
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +150,30 @@ class RowArgs(ctypes.Structure):
     )
 
 
+def point(args: ctypes.Structure, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Has a structure's pointers at tensors, which must outlive it."""
+    for name, tensor in tensors.items():
+        setattr(args, name, None if tensor is None else tensor.data_ptr())
+
+
+def row_args(rows: RowBytes, out_KD: torch.Tensor) -> RowArgs:
+    args = RowArgs(stride=rows.bytes_VR.stride(0))
+    of_all = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
+    point(args, of_all | {"levels": rows.levels, "columns": rows.columns, "out": out_KD})
+    return args
+
+
+def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """What so many blocks of the kernel write, by its names."""
+    return {
+        "rows": torch.zeros(max(shape.blocks, 1), shape.hidden, device=device),
+        "logits": torch.zeros(shape.vocabulary, device=device),
+        "mail": torch.zeros(words, dtype=torch.int64, device=device),
+        "best": torch.zeros(blocks, dtype=torch.int64, device=device),
+        "step": torch.zeros(1, dtype=torch.int32, device=device),
+    }
+
+
 class DecodeKernel:
     """Reads the token at `ids_1` and its place, and leaves logits, and by `pick` the next token and place."""
 
@@ -172,28 +197,19 @@ class DecodeKernel:
         self._decode = module.kernel("decode", (macros["WARPS"] + 1) * 32, shared, all_at_once=True)
         self._pick = module.kernel("pick", 32)
         self._fetch = module.kernel("fetch", 32) if rows is not None else None
-        self.logits_V = torch.zeros(shape.vocabulary, device=device)
-        self.rows_KD = torch.zeros(max(shape.blocks, 1), shape.hidden, device=device)
-        words = torch.zeros(module.number("mail_words"), dtype=torch.int64, device=device)
-        best = torch.zeros(self.blocks, dtype=torch.int64, device=device)
-        step = torch.zeros(1, dtype=torch.int32, device=device)
-        given = {name: getattr(weights, name) for name in DecodeWeights.__dataclass_fields__}
-        given |= {"rope": rope_Td, "rows": self.rows_KD, "cache": cache_L2GTd, "mail": words}
-        given |= {"logits": self.logits_V, "best": best, "token": ids_1, "place": place_1, "step": step}
+        given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
+        given |= buffers(shape, self.blocks, module.number("mail_words"), device)
         if "TIMES" in macros:
-            self.times = given["times"] = step.new_zeros(shape.layers * self.blocks * 16, dtype=torch.int64)
-        self._kept = given, rows  # what the kernels read, as long as they do
+            self.times = given["times"] = ids_1.new_zeros(shape.layers * self.blocks * 16)
+        self.logits_V, self.rows_KD = given["logits"], given["rows"]
+        self._kept = weights, given, rows  # what the kernels read, as long as they do
         args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
-        for name, tensor in given.items():
-            setattr(args, name, None if tensor is None else tensor.data_ptr())
+        point(args, vars(weights) | given)
         self._args = torch.frombuffer(bytearray(args), dtype=torch.uint8).to(device)
         self._place = ctypes.c_void_p(self._args.data_ptr())
         self._eps, self._shape = ctypes.c_float(eps), shape
         if rows is not None:
-            self._row_args = RowArgs(stride=rows.bytes_VR.stride(0), out=self.rows_KD.data_ptr())
-            of = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
-            for name, tensor in (of | {"levels": rows.levels, "columns": rows.columns}).items():
-                setattr(self._row_args, name, None if tensor is None else tensor.data_ptr())
+            self._row_args = row_args(rows, self.rows_KD)
 
     def fetch(self) -> None:
         """Has the token's rows in `rows_KD`, where there are bytes of them."""
