@@ -12,7 +12,7 @@ from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowByte
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _ENTRIES = """
 extern "C" void run_decode(const Args *args, unsigned blocks, unsigned seed) {
-    run([=] { decode(args); }, blocks, THREADS + 32, ROOM, seed);
+    run([=] { decode(args); }, blocks, ALL_THREADS, ROOM, seed);
 }
 extern "C" void run_pick(const Args *args, int blocks, int chosen) {
     run([=] { pick(args, blocks, chosen); }, 1, 32, 0, 0);

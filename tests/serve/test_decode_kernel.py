@@ -166,7 +166,7 @@ def test_the_kernel_compiles_for_hopper(preset, bits):
     with torch.device("meta"):
         model = TideForCausalLM(TideConfig.from_preset(preset))
     shape = dataclasses.replace(shape_of(model), bits=bits)
-    code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90")
+    code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a")
     assert all(name in code for name in (b"decode", b"pick"))
     assert (b"fetch" in code) == bool(shape.blocks)
 
@@ -174,4 +174,4 @@ def test_the_kernel_compiles_for_hopper(preset, bits):
 def test_what_does_not_compile_is_told():
     pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
     with pytest.raises(ValueError, match='identifier "nothing" is undefined'):
-        compile_source("int f() { return nothing; }", {}, "sm_90")
+        compile_source("int f() { return nothing; }", {}, "sm_90a")

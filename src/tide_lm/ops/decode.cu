@@ -21,6 +21,7 @@ typedef long long i64;
 #define NQ (Q + 2 * KV * HD + GATES)       // rows of the first product
 #define GROUP (H / KV)
 #define THREADS (WARPS * 32)
+#define ALL_THREADS (THREADS + (WARPS == 8 ? 128 : 32))  // registers go from four warps to others, or not at all
 #define PAIRS(n) (((n) + 1) / 2)
 #define UP (F + PAIRS(S))                  // units of the FFN's first half and of the router
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
@@ -56,7 +57,7 @@ struct Args {
 #define ACTIVE (ATTENDED + Q)
 #define COUNTERS ((ACTIVE + F + 15) / 16 * 16)  // each in a line of its own
 #define WORDS (COUNTERS + (HEAD_DONE + KV) * 16)
-enum { PROJECTED_DONE, ATTENDED_DONE, MIDDLE_DONE, ACTIVE_DONE, STATE_DONE, HEAD_DONE };
+enum { PROJECTED_DONE, ATTENDED_DONE, MIDDLE_DONE, ACTIVE_DONE, STATE_DONE, HEAD_DONE, NOT_COUNTED = -1 };
 
 #ifndef EMULATED
 __device__ __forceinline__ char *shared_memory() {
@@ -118,10 +119,29 @@ __device__ __forceinline__ void poke(u64 *p, u64 v) {
 __device__ __forceinline__ void count(u32 *p) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
+// Adds a product of 16 rows with 8 columns, of 16 numbers each: a lane has two numbers in a register (m16n8k16).
+__device__ __forceinline__ void multiply_tile(float *sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 __device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
     u32 two;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
     return two;
+}
+__device__ __forceinline__ u32 largest(u32 x) { return __reduce_max_sync(~0u, x); }
+__device__ __forceinline__ u32 sum(u32 x) { return __reduce_add_sync(~0u, x); }
+__device__ __forceinline__ void keep_few_registers() {
+#if WARPS == 8
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+#endif
+}
+__device__ __forceinline__ void take_more_registers() {  // all that the others left
+#if WARPS == 8
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+#endif
 }
 __device__ __forceinline__ i64 nanoseconds() {
     i64 t;
@@ -134,44 +154,98 @@ __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16
 __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
 __device__ __forceinline__ u64 word(float value, u32 tag) { return (u64)tag << 32 | __float_as_uint(value); }
 __device__ __forceinline__ u32 word16(float value, u32 tag) { return tag << 16 | both(value, 0); }
+__device__ __forceinline__ bool tagged(u64 seen, u32 tag) { return (u32)(seen >> 32) == tag; }
+__device__ __forceinline__ float value(u64 seen) { return __uint_as_float((u32)seen); }
 __device__ __forceinline__ float value(u64 seen, const u64 *p, u32 tag) {  // of a word, looked at before
-    while ((u32)(seen >> 32) != tag) seen = peek(p);
-    return __uint_as_float((u32)seen);
+    while (!tagged(seen, tag)) seen = peek(p);
+    return value(seen);
 }
 __device__ __forceinline__ float sum(float x) {
 #pragma unroll
     for (int i = 16; i; i /= 2) x += __shfl_xor_sync(~0u, x, i);
     return x;
 }
-__device__ __forceinline__ u64 ordered(float value, u32 token) {  // larger for larger values, and the first token
+// Eight numbers of each lane, each summed over all lanes: four lanes get the first sum, the next four the second, ...
+__device__ __forceinline__ float sum_of_eight(float *x, int lane) {
+#pragma unroll
+    for (int step = 16, left = 4; left; step /= 2, left /= 2)
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            const float kept = lane & step ? x[i + left] : x[i], sent = lane & step ? x[i] : x[i + left];
+            x[i] = kept + __shfl_xor_sync(~0u, sent, step);
+        }
+    x[0] += __shfl_xor_sync(~0u, x[0], 2);
+    return x[0] + __shfl_xor_sync(~0u, x[0], 1);
+}
+__device__ __forceinline__ u32 order(float value) {  // as numbers are ordered
     const u32 bits = __float_as_uint(value);
-    return (u64)(bits & 0x80000000u ? ~bits : bits | 0x80000000u) << 32 | (0x7fffffff - token);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-__device__ __forceinline__ int share(int units) {  // of this block
-    return (units - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+__device__ __forceinline__ float float_of(u32 order) {
+    return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
+__device__ __forceinline__ u64 ordered(float value, u32 token) {  // larger for larger values, and the first token
+    return (u64)order(value) << 32 | (0x7fffffff - token);
+}
+__device__ __forceinline__ u64 largest(u64 x) {
+#pragma unroll
+    for (int i = 16; i; i /= 2) {
+        const u64 other = __shfl_xor_sync(~0u, x, i);
+        x = LARGER(x, other);
+    }
+    return x;
+}
+__device__ __forceinline__ int first_of(int units, u32 block) { return (u32)units * block / gridDim.x; }
 __device__ __forceinline__ void unpack(uint4 eight, float *out) {
     out[0] = low(eight.x), out[1] = high(eight.x), out[2] = low(eight.y), out[3] = high(eight.y);
     out[4] = low(eight.z), out[5] = high(eight.z), out[6] = low(eight.w), out[7] = high(eight.w);
 }
 
-// R rows of n numbers in shared memory times x: every lane has a part of the R sums.
-template <int R, int n> __device__ __forceinline__ void multiply(const char *rows, const u16 *x, int lane, float *sums) {
-#pragma unroll 4
-    for (int c = lane * 8; c < n; c += 256) {
-        float v[8], w[8];
-        unpack(*(const uint4 *)(x + c), v);
+// R rows of n numbers in shared memory, those of a lane: eight of 256. Unless they are many, in registers.
+template <int R, int n> struct Part {
+    static constexpr int CHUNKS = (n + 255) / 256, UNROLLED = R * n <= 4096 ? CHUNKS : 4;
+    static constexpr bool HELD = R * n <= 4096;
+    const u16 *from;
+    int lane, rows;
+    uint4 held[R][HELD ? CHUNKS : 1];
+    __device__ __forceinline__ uint4 look(int r, int i) const {
+        const int c = (i * 32 + lane) * 8;
+        return (r == 0 || r < rows) && (n % 256 == 0 || c < n) ? *(const uint4 *)(from + r * n + c) : uint4{0, 0, 0, 0};
+    }
+    __device__ __forceinline__ uint4 chunk(int r, int i) const { return HELD ? held[r][i] : look(r, i); }
+    __device__ __forceinline__ void take(const void *memory, int of_lane, int of_rows) {
+        from = (const u16 *)memory, lane = of_lane, rows = of_rows;
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            unpack(*(const uint4 *)(rows + (r * n + c) * 2), w);
+        for (int i = 0; i < (HELD ? CHUNKS : 0); i++)
 #pragma unroll
-            for (int i = 0; i < 8; i++) sums[r] += w[i] * v[i];
-        }
+            for (int r = 0; r < R; r++) held[r][i] = look(r, i);
+    }
+};
+
+// Rows times x: every lane has a part of the sums. Four lanes' numbers are a row of a tile, and the same numbers of x
+// a column, so that the sums lie on the diagonal of what tiles give.
+template <int R, int n>
+__device__ __forceinline__ void multiply(const Part<R, n> &rows, const Part<1, n> &x, float *sums) {
+    float found[4][4] = {};
+#pragma unroll Part<R, n>::UNROLLED
+    for (int i = 0; i < Part<R, n>::CHUNKS; i++) {
+        const uint4 v = x.chunk(0, i), w = rows.chunk(0, i), z = R == 1 ? uint4{0, 0, 0, 0} : rows.chunk(R - 1, i);
+        multiply_tile(found[i % 2], w.x, z.x, w.y, z.y, v.x, v.y);
+        multiply_tile(found[2 + i % 2], w.z, z.z, w.w, z.w, v.z, v.w);
+    }
+    const bool on_diagonal = rows.lane % 4 == rows.lane / 8, odd = rows.lane / 4 % 2;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float both_sums[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            both_sums[i] = (found[0][2 * r + i] + found[1][2 * r + i]) + (found[2][2 * r + i] + found[3][2 * r + i]);
+        sums[r] = on_diagonal ? (odd ? both_sums[1] : both_sums[0]) : 0;
     }
 }
 
-template <int N> struct Constant {
-    static constexpr int value = N;
+template <int R, int n> struct Size {
+    static constexpr int rows = R, numbers = n;
 };
 
 struct Held {
@@ -180,7 +254,8 @@ struct Held {
     float squares[2][WARPS];
     u64 best[WARPS];
     float own[(GROUP + 2) * HD];           // queries, key and value of this token, of one key head
-    float attended[GROUP * LARGER(APART * (HD + 2), SPLITS)];
+    float attended[GROUP * APART * (HD + 2)];
+    float turn[HD];                        // how far a head's numbers are turned at this position
     u16 x[2][LARGER(LARGER(D, F), Q)] __attribute__((aligned(16)));
 };
 constexpr int SLOTS = (ROOM - (int)sizeof(Held)) / (SLOT + 2 * (int)sizeof(u64));
@@ -188,7 +263,7 @@ static_assert(WARPS + LIMIT <= SLOTS, "a warp must not wait for a slot that is t
 struct Shared : Held {
     u64 full[SLOTS], empty[SLOTS];
 };
-extern "C" __device__ const int mail_words = WORDS;
+extern "C" __device__ const int mail_words = WORDS, threads = ALL_THREADS;
 
 struct Stream {
     char *ring;
@@ -205,19 +280,19 @@ struct Stream {
         n++;
     }
     __device__ __forceinline__ void pairs(const u16 *rows, int count, int width) {
-        for (int u = blockIdx.x; u < PAIRS(count); u += gridDim.x)
+        for (int u = first_of(PAIRS(count), blockIdx.x); u < first_of(PAIRS(count), blockIdx.x + 1); u++)
             put(rows + (i64)2 * u * width, width * 2 << (2 * u + 1 < count));
     }
     __device__ __forceinline__ void all(const Args &a) {
         for (i64 l = 0; l < L; l++) {
             pairs(a.qkv + l * NQ * D, NQ, D);
             pairs(a.o + l * D * Q, D, Q);
-            for (int u = blockIdx.x; u < UP; u += gridDim.x) {
+            for (int u = first_of(UP, blockIdx.x); u < first_of(UP, blockIdx.x + 1); u++) {
                 const int slot = 2 * (u - F);
                 if (u < F) put(a.gate + (l * F + u) * D, D * 2, a.up + (l * F + u) * D);
                 else put(a.router + (l * S + slot) * D, D * 2 << (slot + 1 < S));
             }
-            for (int u = blockIdx.x; u < D; u += gridDim.x) put(a.down + (l * D + u) * F, F * 2);
+            for (int u = first_of(D, blockIdx.x); u < first_of(D, blockIdx.x + 1); u++) put(a.down + (l * D + u) * F, F * 2);
         }
         pairs(a.head, V, D);
     }
@@ -231,7 +306,7 @@ struct Stream {
 #define MARK(i)
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args *args) {
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *args) {
     char *memory = shared_memory();
     Shared &s = *(Shared *)(memory + SLOTS * SLOT);
     const Args &a = s.args;
@@ -243,48 +318,94 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
         publish_barriers();
     }
     __syncthreads();
-    if (warp == WARPS) {
-        if (lane == 0) Stream{memory, s, 0}.all(a);
+    if (warp >= WARPS) {
+        keep_few_registers();
+        if (threadIdx.x == THREADS) Stream{memory, s, 0}.all(a);
         return;
     }
 
+    take_more_registers();
     const int position = (int)*a.place;
     const i64 token = *a.token;
     const u32 before = *a.step * L;  // layers of the tokens before
     u32 units_before = 0;
     int buffer = 0;
+    for (int i = threadIdx.x; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
+    sync_warps();
 
-    // Gives this warp's units of a phase to `body`: the number, the rows, and what to call when they are read.
-    auto each = [&](int units, auto body) {
-        const int mine = share(units);
-        for (int i = (warp + WARPS - units_before % WARPS) % WARPS; i < mine; i += WARPS) {
-            const u32 n = units_before + i, slot = n % SLOTS;
+    auto counter = [&](int which) { return (u32 *)(a.mail + COUNTERS + which * 16); };
+    auto counted = [&](int which, int blocks, u32 times) {  // waits until many of so many blocks have, so many times
+        const u32 enough = (u32)min(blocks, G) * times - min(blocks, G) / EARLY;
+        if (threadIdx.x == 0)
+            while ((int)(peek(counter(which)) - enough) < 0) {}
+        sync_warps();
+    };
+    // A phase of so many units, each of R rows of n numbers, the last perhaps of fewer. Before the vector is received
+    // the first unit is taken from the ring; four units are multiplied before their sums are made. Then four lanes
+    // have the sum of one row: the first of them gets it, that of the unit's other row, and what `early` gave it.
+    // To each first row's sum is added what `add` gave times what `weigh` gives, of all lanes. Blocks that are done are
+    // counted.
+    auto each = [&](int which, int units, auto size, auto rows_of, auto add, auto early, auto receive, auto weigh, auto finish) {
+        constexpr int R = decltype(size)::rows, n = decltype(size)::numbers, BATCH = 4;
+        const int first = first_of(units, me), mine = first_of(units, me + 1) - first, row = lane / 4 % 2;
+        if (mine <= 0) return;
+        int i = (warp + WARPS - units_before % WARPS) % WARPS;
+        Part<R, n> rows{};  // without a first value registers are spilled
+        Part<1, n> x{};
+        float added[BATCH] = {};
+        decltype(early(0, 0)) known{};
+        auto unit = [&](int b) { return i + b * WARPS; };
+        auto finishes = [&] { return lane % 4 == 0 && unit(lane / 8) < mine; };
+        auto release = [&](int unit) {
+            __syncwarp();
+            if (lane == 0) arrive(&s.empty[(units_before + unit) % SLOTS]);
+        };
+        auto take = [&](int unit) {
+            if (unit >= mine) return;
+            const u32 n = units_before + unit, slot = n % SLOTS;
             wait(&s.full[slot], n / SLOTS & 1);
-            body(me + i * G, memory + slot * SLOT, [&] {
-                __syncwarp();
-                if (lane == 0) arrive(&s.empty[slot]);
-            });
+            rows.take(memory + slot * SLOT, lane, rows_of(first + unit));
+            if (rows.HELD) release(unit);
+        };
+        auto prepare = [&] {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) added[b] = unit(b) < mine ? add(first + unit(b)) : 0;
+            if (finishes()) known = early(first + unit(lane / 8), row);
+        };
+        prepare();
+        take(i);
+        receive();
+        x.take(s.x[buffer], lane, 1);
+        while (i < mine) {
+            float sums[2 * BATCH] = {};
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                if (unit(b) >= mine) break;
+                multiply(rows, x, sums + 2 * b);
+                if (!rows.HELD) release(unit(b));
+                take(unit(b + 1));
+            }
+            const float weight = weigh();
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) sums[2 * b] += weight * added[b];
+            const float total = sum_of_eight(sums, lane), other = __shfl_xor_sync(~0u, total, 4);
+            if (finishes()) finish(first + unit(lane / 8), row, total, other, known);
+            __syncwarp();
+            const int done = min(BATCH, (mine - i + WARPS - 1) / WARPS);
+            if (which != NOT_COUNTED && lane == 0 && atomicAdd(&s.done, done) == mine - done) {
+                s.done = 0;
+                count(counter(which));
+            }
+            i += BATCH * WARPS;
+            if (i < mine) prepare();
         }
         units_before += mine;
         buffer ^= 1;
     };
-    auto pair = [&](const char *rows, bool two, auto width, float *sums) {
-        sums[0] = sums[1] = 0;
-        if (two) multiply<2, decltype(width)::value>(rows, s.x[buffer], lane, sums);
-        else multiply<1, decltype(width)::value>(rows, s.x[buffer], lane, sums);
-    };
-    auto counter = [&](int which) { return (u32 *)(a.mail + COUNTERS + which * 16); };
-    auto unit_done = [&](int which, int units) {  // by one lane; the last of the block's units is counted
-        if (atomicAdd(&s.done, 1) == share(units) - 1) {
-            s.done = 0;
-            count(counter(which));
-        }
-    };
-    auto counted = [&](int which, int blocks, u32 times) {  // waits until so many blocks have, so many times
-        if (threadIdx.x == 0)
-            while ((int)(peek(counter(which)) - (u32)min(blocks, G) * times) < 0) {}
-        sync_warps();
-    };
+    auto no_addition = [](int) { return 0.0f; };
+    auto no_weight = [] { return 0.0f; };
+    auto nothing = [](int, int) { return 0; };
+    auto pairs_of = [](auto size) { return [](int u) { return min(2, decltype(size)::rows - 2 * u); }; };
     // A state times a gain as the vector to multiply with; returns what all products are yet to be multiplied with.
     auto receive_normed = [&](int which, int blocks, const u64 *from, u32 tag, const u16 *gain) {
         constexpr int EACH = (D / 2 + THREADS - 1) / THREADS;
@@ -297,22 +418,28 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
             if (d < D) gains[i] = *(const u32 *)(gain + d);
         }
         if (from) counted(which, blocks, tag);
+        for (bool missing = true; missing;) {
+            missing = false;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int d = (threadIdx.x + i * THREADS) * 2;
-            if (d >= D) continue;
-            if (from) {
-                peek2(seen[i], from + d);
-            } else {
-                const u32 two = *(const u32 *)(a.embed + token * D + d);
-                seen[i][0] = word(low(two), tag), seen[i][1] = word(high(two), tag);
+            for (int i = 0; i < EACH; i++) {
+                const int d = (threadIdx.x + i * THREADS) * 2;
+                if (d >= D) continue;
+                if (from) {
+                    peek2(seen[i], from + d);
+                } else {
+                    const u32 two = *(const u32 *)(a.embed + token * D + d);
+                    seen[i][0] = word(low(two), tag), seen[i][1] = word(high(two), tag);
+                }
             }
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                if ((threadIdx.x + i * THREADS) * 2 < D) missing |= !tagged(seen[i][0], tag) || !tagged(seen[i][1], tag);
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int d = (threadIdx.x + i * THREADS) * 2;
             if (d >= D) continue;
-            const float first = value(seen[i][0], from + d, tag), second = value(seen[i][1], from + d + 1, tag);
+            const float first = value(seen[i][0]), second = value(seen[i][1]);
             square += first * first + second * second;
             *(u32 *)(s.x[buffer] + d) = both(first * low(gains[i]), second * high(gains[i]));
         }
@@ -325,21 +452,26 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
         return rsqrtf(total / D + a.eps);
     };
     auto receive = [&](int which, int blocks, const u32 *from, auto size, u32 tag) {
-        constexpr int N = decltype(size)::value, EACH = (N / 4 + THREADS - 1) / THREADS;
+        constexpr int N = decltype(size)::numbers, EACH = (N / 4 + THREADS - 1) / THREADS;
         u32 seen[EACH][4];
         counted(which, blocks, tag);
+        for (bool missing = true; missing;) {
+            missing = false;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int d = (threadIdx.x + i * THREADS) * 4;
-            if (d < N) peek4(seen[i], from + d);
+            for (int i = 0; i < EACH; i++) {
+                const int d = (threadIdx.x + i * THREADS) * 4;
+                if (d < N) peek4(seen[i], from + d);
+            }
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    if ((threadIdx.x + i * THREADS) * 4 < N) missing |= seen[i][j] >> 16 != (tag & 0xffff);
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int d = (threadIdx.x + i * THREADS) * 4;
             if (d >= N) continue;
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                while (seen[i][j] >> 16 != (tag & 0xffff)) seen[i][j] = peek(from + d + j);
             uint2 four = {(seen[i][0] & 0xffff) | seen[i][1] << 16, (seen[i][2] & 0xffff) | seen[i][3] << 16};
             *(uint2 *)(s.x[buffer] + d) = four;
         }
@@ -354,41 +486,39 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
         u64 *middle = a.mail + MIDDLE + odd * D, *routes = a.mail + ROUTES + odd * 32;
         u32 *attended = (u32 *)(a.mail + ATTENDED) + odd * Q, *active = (u32 *)(a.mail + ACTIVE) + odd * F;
 
-        if (share(PAIRS(NQ)) > 0) {  // queries, keys, values and the gates of these
-            const float scale = receive_normed(STATE_DONE, D, layer ? state : 0, tag - 1, a.norm1 + layer * D);
+        float scale;
+        // Queries, keys, values and the gates of these.
+        each(PROJECTED_DONE, PAIRS(NQ), Size<2, D>(), pairs_of(Size<NQ, 1>()), no_addition, nothing, [&] {
+            scale = receive_normed(STATE_DONE, D, layer ? state : 0, tag - 1, a.norm1 + layer * D);
             MARK(0)
-            each(PAIRS(NQ), [&](int u, const char *rows, auto read) {
-                float sums[2];
-                pair(rows, 2 * u + 1 < NQ, Constant<D>(), sums);
-                read();
-                sums[0] = sum(sums[0]), sums[1] = sum(sums[1]);
-                if (lane < 2 && 2 * u + lane < NQ) poke(projected + 2 * u + lane, word((lane ? sums[1] : sums[0]) * scale, tag));
-                __syncwarp();
-                if (lane == 0) {
-                    unit_done(PROJECTED_DONE, PAIRS(NQ));
-                    STAMP(1)
-                }
-            });
-        }
+        }, no_weight, [&](int u, int r, float total, float, int) {
+            if (2 * u + r < NQ) poke(projected + 2 * u + r, word(total * scale, tag));
+            STAMP(1)
+        });
         if (me < KV * SPLITS) {  // attention of one key head's queries over some positions
             const int g = me % KV, split = me / KV, cached = position;
             const int some = (cached + SPLITS) / SPLITS, from = split * some, to = min(from + some, cached + 1);
             const int d0 = lane % LANES * 8, first_head = warp / APART * HEADS;
             u16 *keys = a.cache + ((i64)layer * 2 * KV + g) * a.T * HD + d0, *values = keys + (i64)KV * a.T * HD;
-            // Keys and values of the first positions, and how far to turn: they do not depend on what is awaited.
-            uint4 k_next = {0, 0, 0, 0}, v_next = {0, 0, 0, 0};
-            int p = from + (warp % APART) * (32 / LANES) + lane / LANES;
-            if (p < to && p < cached) {
-                k_next = *(const uint4 *)(keys + (i64)p * HD);
-                v_next = *(const uint4 *)(values + (i64)p * HD);
-            }
-            constexpr int TURNED = (GROUP + 1) * (HD / 2);
+            constexpr int STRIDE = APART * (32 / LANES), AHEAD = 4, TURNED = (GROUP + 1) * (HD / 2);
+            const int of_warp = warp % APART * (32 / LANES), of_lane = lane / LANES;
+            uint4 ks[AHEAD], vs[AHEAD];
+            auto load = [&](int start) {
+#pragma unroll
+                for (int i = 0; i < AHEAD; i++) {
+                    const int p = start + i * STRIDE + of_lane;
+                    const bool there = p < to && p < cached;
+                    ks[i] = there ? *(const uint4 *)(keys + (i64)p * HD) : uint4{0, 0, 0, 0};
+                    vs[i] = there ? *(const uint4 *)(values + (i64)p * HD) : uint4{0, 0, 0, 0};
+                }
+            };
+            load(from + of_warp);  // which does not depend on what is awaited
             counted(PROJECTED_DONE, PAIRS(NQ), tag);
             MARK(2)
             for (int t = threadIdx.x; t < TURNED + HD; t += THREADS) {
                 if (t < TURNED) {
                     const int head = t / (HD / 2), d = t % (HD / 2);
-                    const float cosine = a.rope[(i64)position * HD + d], sine = a.rope[(i64)position * HD + HD / 2 + d];
+                    const float cosine = s.turn[d], sine = s.turn[HD / 2 + d];
                     const u64 *row = projected + (head < GROUP ? (g * GROUP + head) * HD : Q + g * HD) + d;
                     const u64 one = peek(row), two = peek(row + HD / 2);
                     const float x = value(one, row, tag), y = value(two, row + HD / 2, tag);
@@ -417,14 +547,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
 #pragma unroll
                 for (int j = 0; j < 8; j++) q[i][j] = s.own[(first_head + i) * HD + d0 + j], out[i][j] = 0;
             }
-            for (int start = from + (warp % APART) * (32 / LANES); start < to; start += APART * (32 / LANES)) {
-                uint4 k_now = k_next, v_now = v_next;
-                const int now = p;
-                p += APART * (32 / LANES);
-                if (p < to && p < cached) {
-                    k_next = *(const uint4 *)(keys + (i64)p * HD);
-                    v_next = *(const uint4 *)(values + (i64)p * HD);
-                }
+            for (int start = from + of_warp; start < to; start += AHEAD * STRIDE) {
+              if (start > from + of_warp) load(start);
+#pragma unroll
+              for (int step = 0; step < AHEAD; step++) {
+                if (start + step * STRIDE >= to) break;
+                const int now = start + step * STRIDE + of_lane;
+                uint4 k_now = ks[step], v_now = vs[step];
                 if (now == position) {
                     const float *k = s.own + GROUP * HD + d0, *v = k + HD;
                     k_now = {both(k[0], k[1]), both(k[2], k[3]), both(k[4], k[5]), both(k[6], k[7])};
@@ -452,6 +581,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
 #pragma unroll
                     for (int j = 0; j < 8; j++) out[i][j] = out[i][j] * shrink + weight * v[j];
                 }
+              }
             }
 #pragma unroll
             for (int step = LANES; step < 32; step *= 2)
@@ -493,126 +623,93 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Args 
             if (threadIdx.x == 0) count(counter(HEAD_DONE + g));
             MARK(4)
         }
-        if (me >= G - KV) {  // what the splits of a key head found, together
-            const int g = G - 1 - me;
-            counted(HEAD_DONE + g, SPLITS, tag);
+        if (G - 1 - me < H) {  // what the splits of a head found, together
+            if (threadIdx.x < H && G - 1 - me + threadIdx.x * G < H)
+                while ((int)(peek(counter(HEAD_DONE + (G - 1 - me + threadIdx.x * G) / GROUP)) - SPLITS * tag) < 0) {}
+            sync_warps();
             MARK(5)
-            for (int start = 0; start < GROUP * HD; start += THREADS) {
-                const int t = start + threadIdx.x;
-                const u64 *part = parts + g * SPLITS * PART + t / HD * (HD + 1) + t % HD;
-                u64 means[SPLITS];
+            for (int t = threadIdx.x; t < (H - 1 - (G - 1 - me)) / G * HD + HD; t += THREADS) {
+                const int head = G - 1 - me + t / HD * G, d = t % HD;
+                const u64 *part = parts + head / GROUP * SPLITS * PART + head % GROUP * (HD + 1);
+                u64 means[SPLITS], logs[SPLITS];
+                for (bool missing = true; missing;) {
+                    missing = false;
+#pragma unroll
+                    for (int i = 0; i < SPLITS; i++) means[i] = peek(part + i * PART + d), logs[i] = peek(part + i * PART + HD);
+#pragma unroll
+                    for (int i = 0; i < SPLITS; i++) missing |= !tagged(means[i], tag) || !tagged(logs[i], tag);
+                }
                 float top = -1e30f, all = 0, mean = 0;
 #pragma unroll
-                for (int i = 0; i < SPLITS; i++) means[i] = t < GROUP * HD ? peek(part + i * PART) : 0;
-                if (start == 0) {
-                    for (int i = threadIdx.x; i < SPLITS * GROUP; i += THREADS) {
-                        const u64 *log = parts + (g * SPLITS + i / GROUP) * PART + i % GROUP * (HD + 1) + HD;
-                        s.attended[i] = value(peek(log), log, tag);
-                    }
-                    sync_warps();
-                }
-                if (t >= GROUP * HD) continue;
-#pragma unroll
-                for (int i = 0; i < SPLITS; i++) top = fmaxf(top, s.attended[i * GROUP + t / HD]);
+                for (int i = 0; i < SPLITS; i++) top = fmaxf(top, value(logs[i]));
 #pragma unroll
                 for (int i = 0; i < SPLITS; i++) {
-                    const float weight = __expf(s.attended[i * GROUP + t / HD] - top);
+                    const float weight = __expf(value(logs[i]) - top);
                     all += weight;
-                    mean += weight * value(means[i], part + i * PART, tag);
+                    mean += weight * value(means[i]);
                 }
-                poke(attended + g * GROUP * HD + t, word16(mean / all, tag));
+                poke(attended + head * HD + d, word16(mean / all, tag));
             }
             sync_warps();
             if (threadIdx.x == 0) count(counter(ATTENDED_DONE));
             MARK(6)
         }
-        if (share(PAIRS(D)) > 0) {  // what attention adds
-            receive(ATTENDED_DONE, KV, attended, Constant<Q>(), tag);
+        // What attention adds.
+        each(MIDDLE_DONE, PAIRS(D), Size<2, Q>(), pairs_of(Size<D, 1>()), no_addition, [&](int u, int r) {
+            const int d = min(2 * u + r, D - 1);
+            return layer ? peek(state + d) : word(low(a.embed[token * D + d]), tag - 1);
+        }, [&] {
+            receive(ATTENDED_DONE, H, attended, Size<1, Q>(), tag);
             MARK(7)
-            each(PAIRS(D), [&](int u, const char *rows, auto read) {
-                const int d = 2 * u + lane;
-                const bool mine = lane < 2 && d < D;
-                u64 was = 0;
-                if (mine) was = layer ? peek(state + d) : word(low(a.embed[token * D + d]), tag - 1);
-                float sums[2];
-                pair(rows, 2 * u + 1 < D, Constant<Q>(), sums);
-                read();
-                sums[0] = sum(sums[0]), sums[1] = sum(sums[1]);
-                if (mine) poke(middle + d, word(value(was, state + d, tag - 1) + (lane ? sums[1] : sums[0]), tag));
-                __syncwarp();
-                if (lane == 0) {
-                    unit_done(MIDDLE_DONE, PAIRS(D));
-                    STAMP(8)
-                }
-            });
-        }
-        if (share(UP) > 0) {  // the FFN's first half, and the router
-            const float scale = receive_normed(MIDDLE_DONE, PAIRS(D), middle, tag, a.norm2 + layer * D);
+        }, no_weight, [&](int u, int r, float total, float, u64 was) {
+            const int d = 2 * u + r;
+            if (d < D) poke(middle + d, word(value(was, state + d, tag - 1) + total, tag));
+            STAMP(8)
+        });
+        // The FFN's first half, and the router.
+        each(ACTIVE_DONE, UP, Size<2, D>(), [](int u) { return u < F ? 2 : min(2, S - 2 * (u - F)); }, no_addition, nothing, [&] {
+            scale = receive_normed(MIDDLE_DONE, PAIRS(D), middle, tag, a.norm2 + layer * D);
             MARK(9)
-            each(UP, [&](int u, const char *rows, auto read) {
-                const int slot = 2 * (u - F);
-                float sums[2];
-                pair(rows, u < F || slot + 1 < S, Constant<D>(), sums);
-                read();
-                sums[0] = sum(sums[0]) * scale, sums[1] = sum(sums[1]) * scale;
-                if (u < F) {
-                    if (lane == 0) poke(active + u, word16(sums[0] / (1 + __expf(-sums[0])) * sums[1], tag));
-                } else if (lane < 2 && slot + lane < S) {
-                    poke(routes + slot + lane, word((lane ? sums[1] : sums[0]), tag));
-                }
-                __syncwarp();
-                if (lane == 0) {
-                    unit_done(ACTIVE_DONE, UP);
-                    STAMP(10)
-                }
-            });
-        }
-        if (share(D) > 0) {  // its second half, and the memory: a lane has one block's row
-            const float *row = a.rows + ((MIXED < K ? layer % LARGER(K, 1) : 0) + lane) * D;
-            const int first = me + (warp + WARPS - units_before % WARPS) % WARPS * G;
-            float of_row = lane < MIXED && first < D ? row[first] : 0, alpha = 0;
-            receive(ACTIVE_DONE, UP, active, Constant<F>(), tag);
+        }, no_weight, [&](int u, int r, float total, float other, int) {
+            const float gate = total * scale, up = other * scale;
+            const int slot = 2 * (u - F) + r;
+            if (u < F && r == 0) poke(active + u, word16(gate / (1 + __expf(-gate)) * up, tag));
+            if (u >= F && slot < S) poke(routes + slot, word(gate, tag));
+            STAMP(10)
+        });
+        // Its second half, and the memory: a lane has one block's row; the null bank's, and those of lanes beyond, are 0.
+        u64 route = 0;
+        const float *row = a.rows + ((MIXED < K ? layer % LARGER(K, 1) : 0) + lane) * D;
+        each(STATE_DONE, D, Size<1, F>(), [](int) { return 1; }, [&](int u) { return lane < MIXED ? row[u] : 0; },
+             [&](int u, int r) { return r == 0 ? peek(middle + u) : 0; }, [&] {
+            receive(ACTIVE_DONE, UP, active, Size<1, F>(), tag);
             MARK(11)
-            if (S) {
-                const float logit = lane < S ? value(peek(routes + lane), routes + lane, tag) : -1e30f;
-                float top = logit;
-#pragma unroll
-                for (int i = 16; i; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-                alpha = __expf(logit - top);
-                alpha /= sum(alpha);
-            }
-            each(D, [&](int u, const char *rows, auto read) {
-                const u64 was = lane == 0 ? peek(middle + u) : 0;
-                float sums[1] = {alpha * of_row};  // the null bank's row, and those of lanes beyond, are 0
-                if (lane < MIXED && u + WARPS * G < D) of_row = row[u + WARPS * G];
-                multiply<1, F>(rows, s.x[buffer], lane, sums);
-                read();
-                sums[0] = sum(sums[0]);
-                if (lane == 0) {
-                    poke(next_state + u, word(value(was, middle + u, tag) + sums[0], tag));
-                    unit_done(STATE_DONE, D);
-                    STAMP(12)
-                }
-            });
-        }
+            if (lane < S) route = peek(routes + lane);
+        }, [&] {
+            if (!S) return 0.0f;
+            const float logit = lane < S ? value(route, routes + lane, tag) : -1e30f;
+            const float alpha = __expf(logit - float_of(largest(order(logit))));
+            return alpha * (1 << 26) / sum((u32)(alpha * (1 << 26)));  // integers are summed at once
+        }, [&](int u, int r, float total, float, u64 was) {
+            if (r == 0) poke(next_state + u, word(value(was, middle + u, tag) + total, tag));
+            STAMP(12)
+        });
     }
-    if (share(PAIRS(V)) <= 0) return;
-    const float scale = receive_normed(STATE_DONE, D, a.mail + STATE + (L & 1) * D, before + L, a.norm3);
-    float most = -__int_as_float(0x7f800000);
+    float scale, most = -__int_as_float(0x7f800000);
     int which = 0;
-    each(PAIRS(V), [&](int u, const char *rows, auto read) {
-        float sums[2];
-        pair(rows, 2 * u + 1 < V, Constant<D>(), sums);
-        read();
-        sums[0] = sum(sums[0]) * scale, sums[1] = sum(sums[1]) * scale;
-        if (lane < 2 && 2 * u + lane < V) a.logits[2 * u + lane] = (lane ? sums[1] : sums[0]);
-        if (sums[0] > most) most = sums[0], which = 2 * u;
-        if (2 * u + 1 < V && sums[1] > most) most = sums[1], which = 2 * u + 1;
+    each(NOT_COUNTED, PAIRS(V), Size<2, D>(), pairs_of(Size<V, 1>()), no_addition, nothing, [&] {
+        scale = receive_normed(STATE_DONE, D, a.mail + STATE + (L & 1) * D, before + L, a.norm3);
+    }, no_weight, [&](int u, int r, float total, float, int) {
+        const int one = 2 * u + r;
+        if (one >= V) return;
+        a.logits[one] = total * scale;
+        if (total * scale > most) most = total * scale, which = one;
     });
-    if (lane == 0) s.best[warp] = ordered(most, which);
+    if (first_of(PAIRS(V), me) == first_of(PAIRS(V), me + 1)) return;
+    u64 best = largest(ordered(most, which));
+    if (lane == 0) s.best[warp] = best;
     sync_warps();
     if (threadIdx.x == 0) {
-        u64 best = 0;
         for (int i = 0; i < WARPS; i++) best = LARGER(best, s.best[i]);
         a.best[me] = best;
     }
@@ -623,11 +720,7 @@ extern "C" __global__ void pick(const Args *args, int blocks, int chosen) {
     u64 best = 0;
     if (!chosen) {
         for (int i = threadIdx.x; i < blocks; i += 32) best = LARGER(best, args->best[i]);
-#pragma unroll
-        for (int i = 16; i; i /= 2) {
-            const u64 other = __shfl_xor_sync(~0u, best, i);
-            best = LARGER(best, other);
-        }
+        best = largest(best);
     }
     if (threadIdx.x) return;
     if (!chosen) *args->token = 0x7fffffff - (u32)best;

@@ -13,9 +13,10 @@ import torch
 from tide_lm.ops.nvrtc import Module, compile_source
 
 SOURCE = Path(__file__).with_name("decode.cu")
-_UNDER_WAY = 1 << 16  # bytes that a block reads at once: more make all wait longer, fewer leave memory idle
-_WARPS = (16, 12, 8, 6, 4, 2)
+_UNDER_WAY = 1 << 15  # bytes that a block reads at once: more make all wait longer, fewer leave memory idle
+_WARPS = (8, 6, 4, 2)
 _SPLITS = 16
+_EARLY = 3  # a vector is looked at when all but one in so many blocks have done their part
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class DecodeShape:
             "ROOM": shared,
             "SLOT": slot,
             "LIMIT": limit,
+            "EARLY": _EARLY,
             "BITS": self.bits,
             "ROW_GROUP": self.group,
         }
@@ -192,9 +194,9 @@ class DecodeKernel:
         device = ids_1.device
         self.blocks, shared = _sizes(device)
         macros = shape.macros(self.blocks, shared)
-        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+        architecture = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
         module = Module(compile_source(SOURCE.read_text(), macros, architecture))
-        self._decode = module.kernel("decode", (macros["WARPS"] + 1) * 32, shared, all_at_once=True)
+        self._decode = module.kernel("decode", module.number("threads"), shared, all_at_once=True)
         self._pick = module.kernel("pick", 32)
         self._fetch = module.kernel("fetch", 32) if rows is not None else None
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}

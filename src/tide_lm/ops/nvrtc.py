@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CU_FUNC_ATTRIBUTE_: MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 def compile_source(source: str, macros: Mapping[str, int], architecture: str) -> bytes:
@@ -44,6 +44,7 @@ class Module:
         """With `all_at_once` a launch fails where its blocks cannot all run at the same time."""
         function = ctypes.c_void_p()
         _call("cuModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
+        _call("cuFuncSetAttribute", function, _CARVEOUT, 100)  # as all have it, none waits for it to change
         if shared:
             _call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, shared)
         return Kernel(self, function, threads, shared, all_at_once)

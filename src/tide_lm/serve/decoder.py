@@ -34,7 +34,10 @@ class Forward(ABC):
 
     def reach(self, longest: int) -> int:
         """How many positions a step looks at, if the longest sequence has so many."""
-        return min(max(_SHORTEST, 1 << (longest - 1).bit_length()), self.cache.length)
+        reach = _SHORTEST
+        while reach < longest:
+            reach *= 4
+        return min(reach, self.cache.length)
 
 
 class ModelForward(Forward):
