@@ -74,6 +74,9 @@ static unsigned sum(unsigned x) {
     for (int i = 16; i; i /= 2) x += __shfl_xor_sync(~0u, x, i);
     return x;
 }
+static bool __any_sync(unsigned, bool x) { return largest(x); }
+static unsigned add(unsigned *p, unsigned by) { const unsigned was = *p; *p += by; return was; }
+static void fence() {}
 static int atomicAdd(int *p, int by) { const int was = *p; *p += by; return was; }
 
 struct Barrier { int bytes; short awaited; unsigned short phase; };

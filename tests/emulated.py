@@ -7,19 +7,13 @@ from pathlib import Path
 
 import torch
 
-from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowBytes, buffers, point, row_args
+from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowBytes, buffers, point, point_rows
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 _ENTRIES = """
 extern "C" void run_decode(const Args *args, unsigned blocks, unsigned seed) {
     run([=] { decode(args); }, blocks, ALL_THREADS, ROOM, seed);
 }
-extern "C" void run_pick(const Args *args, int blocks, int chosen) {
-    run([=] { pick(args, blocks, chosen); }, 1, 32, 0, 0);
-}
-#if K
-extern "C" void run_fetch(const Rows *rows, float eps) { run([=] { fetch(*rows, eps); }, K, 32, 0, 0); }
-#endif
 extern "C" int words() { return mail_words; }
 """
 
@@ -51,20 +45,16 @@ class EmulatedKernel:
         place_1: torch.Tensor,
         eps: float,
         value_scale: float,
+        rows: RowBytes | None = None,
     ) -> None:
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
         given |= buffers(self.shape, self.blocks, self._code.words(), ids_1.device)
         self.logits_V, self.rows_KD = given["logits"], given["rows"]
-        self._kept = weights, given
+        self._kept = weights, given, rows
         self._args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
         point(self._args, vars(weights) | given)
-
-    def fetch(self, rows: RowBytes, eps: float) -> None:
-        self._code.run_fetch(ctypes.byref(row_args(rows, self.rows_KD)), ctypes.c_float(eps))
+        point_rows(self._args, rows)
 
     def decode(self) -> None:
         self.seed += 1
         self._code.run_decode(ctypes.byref(self._args), self.blocks, self.seed)
-
-    def pick(self, chosen: bool = False) -> None:
-        self._code.run_pick(ctypes.byref(self._args), self.blocks, int(chosen))

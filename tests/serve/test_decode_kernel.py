@@ -41,15 +41,10 @@ def model_of(**changes) -> TideForCausalLM:
     return model
 
 
-def run(folder, model, blocks=5, tokens=5, **macros):
-    """The logits of tokens that are fed, by the kernel and by the model, and those of its bfloat16."""
-    exact = copy.deepcopy(model).float()
-    ids_T = torch.randint(model.config.vocab_size, (tokens,))
-    with torch.no_grad():
-        expected, rough = exact(ids_T[None]).logits[0], model(ids_T[None]).logits[0].float()
+def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotCache]:
+    """The kernel for a model, whose memory's rows it looks up by itself."""
     config, cache = model.config, SlotCache(model.config, 1, 32, model.lm_head.weight)
-    token = torch.zeros(1, dtype=torch.long)
-    kernel = EmulatedKernel(folder, shape_of(model), blocks, **{"WARPS": 4} | macros)
+    kernel = EmulatedKernel(folder, shape_of(model), blocks, **macros)
     kernel.bind(
         stack_weights(model),
         cache.states_L2BHTd[:, :, 0],
@@ -58,17 +53,24 @@ def run(folder, model, blocks=5, tokens=5, **macros):
         cache.place_B,
         config.rms_norm_eps,
         config.memory_value_scale,
+        None if model.model.memory is None else row_bytes(model.model.memory, token),
     )
-    memory, found = model.model.memory, []
-    rows = None if memory is None else row_bytes(memory, token)
+    return kernel, cache
+
+
+def run(folder, model, blocks=5, tokens=5, **macros):
+    """The logits of tokens that are fed, by the kernel and by the model, and those of its bfloat16."""
+    exact = copy.deepcopy(model).float()
+    ids_T = torch.randint(model.config.vocab_size, (tokens,))
+    with torch.no_grad():
+        expected, rough = exact(ids_T[None]).logits[0], model(ids_T[None]).logits[0].float()
+    token, found = torch.zeros(1, dtype=torch.long), []
+    kernel, cache = bound(folder, model, token, blocks, **{"WARPS": 4} | macros)
     for place, one in enumerate(ids_T):
         assert int(cache.place_B) == place
         token.copy_(one)
-        if rows is not None:
-            kernel.fetch(rows, config.rms_norm_eps)
         kernel.decode()
         found.append(kernel.logits_V.clone())
-        kernel.pick()
         assert int(token) == int(found[-1].argmax())
     return torch.stack(found), expected, rough
 
@@ -113,15 +115,13 @@ def test_the_kernel_gives_the_same_whatever_it_is_split_into(tmp_path, blocks, c
 @pytest.mark.parametrize("bits", [16, 8, 4, 3, 2])
 def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, bits):
     pack(model_of(hidden_size=72, head_dim=32).float(), tmp_path / "packed", Form(bits))
-    model = TideForCausalLM.from_pretrained(tmp_path / "packed").eval()
+    model = TideForCausalLM.from_pretrained(tmp_path / "packed").bfloat16().eval()
     token = torch.zeros(1, dtype=torch.long)
-    kernel = EmulatedKernel(tmp_path, shape_of(model), blocks=2, WARPS=2)
-    kernel.rows_KD = torch.zeros(3, 72)
-    rows = row_bytes(model.model.memory, token)
+    kernel, _ = bound(tmp_path, model, token, blocks=2, WARPS=2)
     for one in 0, 1, 52:
-        token.fill_(one)
-        kernel.fetch(rows, model.config.rms_norm_eps)
-        assert torch.equal(kernel.rows_KD, model.model.memory.rows_of(token)[0])
+        expected = model.model.memory.rows_of(token.fill_(one))[0]
+        kernel.decode()
+        assert torch.equal(kernel.rows_KD, expected)
 
 
 def test_rows_of_a_lower_rank_or_of_a_file_are_looked_up_by_the_host(tmp_path):
@@ -167,8 +167,7 @@ def test_the_kernel_compiles_for_hopper(preset, bits):
         model = TideForCausalLM(TideConfig.from_preset(preset))
     shape = dataclasses.replace(shape_of(model), bits=bits)
     code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a")
-    assert all(name in code for name in (b"decode", b"pick"))
-    assert (b"fetch" in code) == bool(shape.blocks)
+    assert b"decode" in code
 
 
 def test_what_does_not_compile_is_told():

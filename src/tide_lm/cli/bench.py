@@ -77,13 +77,20 @@ def decode(
         typer.Option("--memory", show_default="device", help="Where rows are, packed if not on the device."),
     ] = None,
     batch: Annotated[
-        list[int] | None, typer.Option("--batch", min=1, show_default="1", help="Sequences at once.")
+        list[int] | None,
+        typer.Option(
+            "--batch",
+            min=1,
+            show_default="1",
+            help="Sequences at once. Numbers after the first are timed in the first --memory alone.",
+        ),
     ] = None,
     context: Annotated[
         tuple[int, int], typer.Option("--context", help="Tokens of the prompt, and at the end.")
     ] = (128, 1152),
     peers: Annotated[
-        bool, typer.Option("--peers", help="Beside each, its forward compiled, and transformers' generate.")
+        bool,
+        typer.Option("--peers", help="Beside the first, its forward compiled, and transformers' generate."),
     ] = False,
     ids: Annotated[
         Path | None,
@@ -118,12 +125,13 @@ def decode(
     _check(out)
     read = bandwidth()
     found: list[dict[str, Any]] = []
-    for sequences in batch or [1]:
+    batches = batch or [1]
+    for sequences in batches:
         for name, shape in shapes.items():
-            for place in places:
+            for place in places if sequences == batches[0] else places[:1]:
                 if place is Place.device or shape.num_memory_blocks:
                     with working(f"Timing {name}, {sequences} at once, rows on {place}"):
-                        found += measure(name, place, sequences, context, peers)
+                        found += measure(name, place, sequences, context, peers and not found)
     for run in found:
         if "weight_bytes" in run:
             run["gb_per_s"] = run["weight_bytes"] / run["ms_per_token"] / 1e6

@@ -35,7 +35,7 @@ static_assert(SLOT >= 4 * LARGER(D, Q) && SLOT >= 2 * F && SLOT % 16 == 0, "");
 struct Args {
     const u16 *qkv, *o, *gate, *up, *router, *down, *embed, *head, *norm1, *norm2, *norm3;
     const float *rope;                     // [T, HD]: half of it cosines, half sines
-    const float *rows;                     // [K, D]: the token's
+    float *rows;                           // [K, D]: the token's
     u16 *cache;                            // [L, 2, KV, T, HD]
     u64 *mail;
     float *logits;
@@ -43,6 +43,11 @@ struct Args {
     i64 *token, *place;                    // the last token, and its position
     u32 *step;                             // tokens that were made, whatever sequence they were of
     i64 *times;
+    const unsigned char *bytes;            // rows of all tokens, on the device or the host; 0: `rows` are there already
+    const i64 *which;                      // of them
+    const u16 *gains;                      // [K, D], of tables as trained
+    const float *levels, *columns;         // of packed rows
+    i64 stride;                            // bytes of a row
     float eps, value_scale;
     int T;                                 // positions that the cache has
 };
@@ -57,7 +62,7 @@ struct Args {
 #define ACTIVE (ATTENDED + Q)
 #define COUNTERS ((ACTIVE + F + 15) / 16 * 16)  // each in a line of its own
 #define WORDS (COUNTERS + (HEAD_DONE + KV) * 16)
-enum { PROJECTED_DONE, ATTENDED_DONE, MIDDLE_DONE, ACTIVE_DONE, STATE_DONE, HEAD_DONE, NOT_COUNTED = -1 };
+enum { PROJECTED_DONE, ATTENDED_DONE, MIDDLE_DONE, ACTIVE_DONE, STATE_DONE, ROWS_DONE, FINISHED, HEAD_DONE, NOT_COUNTED = -1 };
 
 #ifndef EMULATED
 __device__ __forceinline__ char *shared_memory() {
@@ -126,6 +131,8 @@ __device__ __forceinline__ void multiply_tile(float *sums, u32 a0, u32 a1, u32 a
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+__device__ __forceinline__ u32 add(u32 *p, u32 by) { return atomicAdd(p, by); }
+__device__ __forceinline__ void fence() { __threadfence(); }
 __device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
     u32 two;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
@@ -306,6 +313,58 @@ struct Stream {
 #define MARK(i)
 #endif
 
+// One of the token's rows, by all warps that multiply: of tables as trained, which are normalised, or packed in BITS.
+__device__ __forceinline__ void fetch_row(const Args &a, float *squares, int k) {
+    const unsigned char *row = a.bytes + *a.which * a.stride;
+#if BITS == 0
+    const u16 *raw = (const u16 *)row + k * D;
+    float square = 0;
+    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) {
+        float x[8];
+        unpack(*(const uint4 *)(raw + d), x);
+#pragma unroll
+        for (int i = 0; i < 8; i++) square += x[i] * x[i];
+    }
+    square = sum(square);
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
+    sync_warps();
+    square = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) square += squares[i];
+    const float scale = rsqrtf(square / D + a.eps);
+    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) {
+        float x[8], gain[8];
+        unpack(*(const uint4 *)(raw + d), x), unpack(*(const uint4 *)(a.gains + k * D + d), gain);
+#pragma unroll
+        for (int i = 0; i < 8; i++) a.rows[k * D + d + i] = x[i] * scale * gain[i];
+    }
+#elif BITS == 16
+    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) unpack(*(const uint4 *)((const u16 *)row + k * D + d), a.rows + k * D + d);
+#else
+    const int groups = (K * D + ROW_GROUP - 1) / ROW_GROUP;
+    const unsigned char *scales = row + groups * ROW_GROUP * BITS / 8, *last = scales + groups;
+    const float row_scale = __uint_as_float(last[0] | last[1] << 8 | last[2] << 16 | (u32)last[3] << 24);
+    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) {
+        const int n = k * D + d;           // eight numbers are BITS bytes, and of one group
+        const float scale = scales[n / ROW_GROUP] * row_scale;
+        const unsigned char *codes = row + n / 8 * BITS;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+#if BITS == 8
+            const int code = codes[i];
+#elif BITS == 4
+            const int code = codes[i / 2] >> i % 2 * 4 & 15;
+#elif BITS == 3
+            const int code = (codes[i / 4] >> i % 4 * 2 & 3) + (codes[2] >> i & 1) * 4;
+#else
+            const int code = codes[i / 4] >> i % 4 * 2 & 3;
+#endif
+            a.rows[n + i] = a.levels[code] * scale * a.columns[n + i];
+        }
+    }
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *args) {
     char *memory = shared_memory();
     Shared &s = *(Shared *)(memory + SLOTS * SLOT);
@@ -318,6 +377,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         publish_barriers();
     }
     __syncthreads();
+    auto counter = [&](int which) { return (u32 *)(a.mail + COUNTERS + which * 16); };
     if (warp >= WARPS) {
         keep_few_registers();
         if (threadIdx.x == THREADS) Stream{memory, s, 0}.all(a);
@@ -327,13 +387,25 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     take_more_registers();
     const int position = (int)*a.place;
     const i64 token = *a.token;
-    const u32 before = *a.step * L;  // layers of the tokens before
+    const u32 tokens = *a.step, before = tokens * L;  // that were made, and their layers
     u32 units_before = 0;
     int buffer = 0;
     for (int i = threadIdx.x; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
+    for (int k = me; a.bytes && k < K; k += G) {
+        fetch_row(a, s.squares[k / G % 2], k);
+        fence();
+        sync_warps();
+        if (threadIdx.x == 0) count(counter(ROWS_DONE));
+    }
     sync_warps();
 
-    auto counter = [&](int which) { return (u32 *)(a.mail + COUNTERS + which * 16); };
+    auto await_rows = [&] {
+        if (a.bytes && threadIdx.x == 0) {
+            while ((int)(peek(counter(ROWS_DONE)) - K * (tokens + 1)) < 0) {}
+            fence();
+        }
+        sync_warps();
+    };
     auto counted = [&](int which, int blocks, u32 times) {  // waits until many of so many blocks have, so many times
         const u32 enough = (u32)min(blocks, G) * times - min(blocks, G) / EARLY;
         if (threadIdx.x == 0)
@@ -495,12 +567,13 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (2 * u + r < NQ) poke(projected + 2 * u + r, word(total * scale, tag));
             STAMP(1)
         });
+        if (GATES && layer == 0) await_rows();
         if (me < KV * SPLITS) {  // attention of one key head's queries over some positions
             const int g = me % KV, split = me / KV, cached = position;
             const int some = (cached + SPLITS) / SPLITS, from = split * some, to = min(from + some, cached + 1);
             const int d0 = lane % LANES * 8, first_head = warp / APART * HEADS;
             u16 *keys = a.cache + ((i64)layer * 2 * KV + g) * a.T * HD + d0, *values = keys + (i64)KV * a.T * HD;
-            constexpr int STRIDE = APART * (32 / LANES), AHEAD = 4, TURNED = (GROUP + 1) * (HD / 2);
+            constexpr int STRIDE = APART * (32 / LANES), AHEAD = HEADS > 2 ? 2 : 4, TURNED = (GROUP + 1) * (HD / 2);
             const int of_warp = warp % APART * (32 / LANES), of_lane = lane / LANES;
             uint4 ks[AHEAD], vs[AHEAD];
             auto load = [&](int start) {
@@ -678,6 +751,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             STAMP(10)
         });
         // Its second half, and the memory: a lane has one block's row; the null bank's, and those of lanes beyond, are 0.
+        if (K && !GATES && layer == 0) await_rows();
         u64 route = 0;
         const float *row = a.rows + ((MIXED < K ? layer % LARGER(K, 1) : 0) + lane) * D;
         each(STATE_DONE, D, Size<1, F>(), [](int) { return 1; }, [&](int u) { return lane < MIXED ? row[u] : 0; },
@@ -705,87 +779,24 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         a.logits[one] = total * scale;
         if (total * scale > most) most = total * scale, which = one;
     });
-    if (first_of(PAIRS(V), me) == first_of(PAIRS(V), me + 1)) return;
     u64 best = largest(ordered(most, which));
     if (lane == 0) s.best[warp] = best;
     sync_warps();
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < WARPS; i++) best = LARGER(best, s.best[i]);
+    if (warp) return;
+    bool last = false;
+    if (lane == 0) {
+        for (int i = 1; i < WARPS; i++) best = LARGER(best, s.best[i]);
         a.best[me] = best;
+        fence();
+        last = add(counter(FINISHED), 1) == tokens * G + G - 1;
+        fence();
     }
+    if (!__any_sync(~0u, last)) return;
+    best = 0;                              // all blocks are done, and none reads the token any more
+    for (int i = lane; i < G; i += 32) best = LARGER(best, a.best[i]);
+    best = largest(best);
+    if (lane) return;
+    *a.token = 0x7fffffff - (u32)best;
+    ++*a.place;
+    ++*a.step;
 }
-
-// The most likely token, unless one was chosen, and the next place. One warp.
-extern "C" __global__ void pick(const Args *args, int blocks, int chosen) {
-    u64 best = 0;
-    if (!chosen) {
-        for (int i = threadIdx.x; i < blocks; i += 32) best = LARGER(best, args->best[i]);
-        best = largest(best);
-    }
-    if (threadIdx.x) return;
-    if (!chosen) *args->token = 0x7fffffff - (u32)best;
-    ++*args->place;
-    ++*args->step;
-}
-
-#if K
-struct Rows {
-    const unsigned char *bytes;            // of all tokens, on the device or in the host's memory
-    const i64 *which;                      // of them
-    const u16 *gains;                      // [K, D], of tables as trained
-    const float *levels, *columns;         // of packed rows
-    i64 stride;                            // bytes
-    float *out;                            // [K, D]
-};
-
-// One token's rows: of tables as trained, which are normalised, or packed in BITS. One warp a block of memory.
-extern "C" __global__ void fetch(Rows rows, float eps) {
-    const unsigned char *row = rows.bytes + *rows.which * rows.stride;
-    const int k = blockIdx.x;
-#if BITS == 0
-    const u16 *raw = (const u16 *)row + k * D;
-    float square = 0;
-#pragma unroll 8
-    for (int d = threadIdx.x * 8; d < D; d += 256) {
-        float x[8];
-        unpack(*(const uint4 *)(raw + d), x);
-#pragma unroll
-        for (int i = 0; i < 8; i++) square += x[i] * x[i];
-    }
-    const float scale = rsqrtf(sum(square) / D + eps);
-#pragma unroll 8
-    for (int d = threadIdx.x * 8; d < D; d += 256) {
-        float x[8], gain[8];
-        unpack(*(const uint4 *)(raw + d), x), unpack(*(const uint4 *)(rows.gains + k * D + d), gain);
-#pragma unroll
-        for (int i = 0; i < 8; i++) rows.out[k * D + d + i] = x[i] * scale * gain[i];
-    }
-#elif BITS == 16
-#pragma unroll 8
-    for (int d = threadIdx.x * 8; d < D; d += 256) unpack(*(const uint4 *)((const u16 *)row + k * D + d), rows.out + k * D + d);
-#else
-    const int groups = (K * D + ROW_GROUP - 1) / ROW_GROUP;
-    const unsigned char *scales = row + groups * ROW_GROUP * BITS / 8, *last = scales + groups;
-    const float row_scale = __uint_as_float(last[0] | last[1] << 8 | last[2] << 16 | (u32)last[3] << 24);
-#pragma unroll 4
-    for (int d = threadIdx.x * 8; d < D; d += 256) {
-        const int n = k * D + d;           // eight numbers are BITS bytes, and of one group
-        const float scale = scales[n / ROW_GROUP] * row_scale;
-        const unsigned char *codes = row + n / 8 * BITS;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-#if BITS == 8
-            const int code = codes[i];
-#elif BITS == 4
-            const int code = codes[i / 2] >> i % 2 * 4 & 15;
-#elif BITS == 3
-            const int code = (codes[i / 4] >> i % 4 * 2 & 3) + (codes[2] >> i & 1) * 4;
-#else
-            const int code = codes[i / 4] >> i % 4 * 2 & 3;
-#endif
-            rows.out[n + i] = rows.levels[code] * scale * rows.columns[n + i];
-        }
-    }
-#endif
-}
-#endif

@@ -136,19 +136,11 @@ class Args(ctypes.Structure):
         *((field, ctypes.c_void_p) for field in DecodeWeights.__dataclass_fields__),
         *((name, ctypes.c_void_p) for name in ("rope", "rows", "cache", "mail", "logits", "best")),
         *((name, ctypes.c_void_p) for name in ("token", "place", "step", "times")),
+        *((name, ctypes.c_void_p) for name in ("bytes", "which", "gains", "levels", "columns")),
+        ("stride", ctypes.c_int64),
         ("eps", ctypes.c_float),
         ("value_scale", ctypes.c_float),
         ("T", ctypes.c_int),
-    )
-
-
-class RowArgs(ctypes.Structure):
-    """As decode.cu has it."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("bytes", "which", "gains", "levels", "columns")),
-        ("stride", ctypes.c_int64),
-        ("out", ctypes.c_void_p),
     )
 
 
@@ -158,11 +150,12 @@ def point(args: ctypes.Structure, tensors: Mapping[str, torch.Tensor | None]) ->
         setattr(args, name, None if tensor is None else tensor.data_ptr())
 
 
-def row_args(rows: RowBytes, out_KD: torch.Tensor) -> RowArgs:
-    args = RowArgs(stride=rows.bytes_VR.stride(0))
-    of_all = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
-    point(args, of_all | {"levels": rows.levels, "columns": rows.columns, "out": out_KD})
-    return args
+def point_rows(args: Args, rows: RowBytes | None) -> None:
+    """Has the kernel look the token's rows up by itself; without, `rows` must be filled before it runs."""
+    if rows is not None:
+        args.stride = rows.bytes_VR.stride(0)
+        of_all = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
+        point(args, of_all | {"levels": rows.levels, "columns": rows.columns})
 
 
 def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -177,7 +170,7 @@ def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -
 
 
 class DecodeKernel:
-    """Reads the token at `ids_1` and its place, and leaves logits, and by `pick` the next token and place."""
+    """Reads the token at `ids_1` and its place; leaves logits, the most likely token and the next place."""
 
     def __init__(
         self,
@@ -197,8 +190,6 @@ class DecodeKernel:
         architecture = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
         module = Module(compile_source(SOURCE.read_text(), macros, architecture))
         self._decode = module.kernel("decode", module.number("threads"), shared, all_at_once=True)
-        self._pick = module.kernel("pick", 32)
-        self._fetch = module.kernel("fetch", 32) if rows is not None else None
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
         given |= buffers(shape, self.blocks, module.number("mail_words"), device)
         if "TIMES" in macros:
@@ -207,23 +198,12 @@ class DecodeKernel:
         self._kept = weights, given, rows  # what the kernels read, as long as they do
         args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
         point(args, vars(weights) | given)
+        point_rows(args, rows)
         self._args = torch.frombuffer(bytearray(args), dtype=torch.uint8).to(device)
         self._place = ctypes.c_void_p(self._args.data_ptr())
-        self._eps, self._shape = ctypes.c_float(eps), shape
-        if rows is not None:
-            self._row_args = row_args(rows, self.rows_KD)
-
-    def fetch(self) -> None:
-        """Has the token's rows in `rows_KD`, where there are bytes of them."""
-        if self._fetch is not None:
-            self._fetch(self._shape.blocks, self._row_args, self._eps)
 
     def decode(self) -> None:
         self._decode(self.blocks, self._place)
-
-    def pick(self, chosen: bool = False) -> None:
-        """The most likely token, unless one was chosen already, and the next place."""
-        self._pick(1, self._place, ctypes.c_int(self.blocks), ctypes.c_int(chosen))
 
 
 def _sizes(device: torch.device) -> tuple[int, int]:

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CU_FUNC_ATTRIBUTE_: MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT
+_DYNAMIC_SHARED, _CARVEOUT = (
+    8,
+    9,
+)  # CU_FUNC_ATTRIBUTE_: MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 def compile_source(source: str, macros: Mapping[str, int], architecture: str) -> bytes:

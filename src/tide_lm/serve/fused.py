@@ -145,12 +145,9 @@ class FusedForward(Forward):
             rows_from_host(self.model, self.cache.ids_B, self.kernel.rows_KD[None])
 
     def step(self, sampling: Sampling, generator: torch.Generator) -> None:
-        self.kernel.fetch()
         self.kernel.decode()
-        drawn = bool(sampling.temperature)
-        if drawn:
+        if sampling.temperature:
             self.cache.ids_B.copy_(sampling.pick(self.kernel.logits_V[None], generator))
-        self.kernel.pick(chosen=drawn)
 
     def reach(self, longest: int) -> int:
         return self.cache.length  # the kernel looks at what is there
