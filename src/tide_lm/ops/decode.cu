@@ -4,13 +4,15 @@
 // through a ring in shared memory; it waits for room and for nothing else, so that memory is read while
 // blocks wait for each other. Warps take rows from the ring, two at a time, and multiply them with a vector
 // that all blocks made together. Such vectors travel through global memory as words of a value and a tag: who
-// needs one reads until its tag is right, so there is neither a barrier between blocks nor a fence. Counters
-// tell when it is worth to look; what they say may be early.
+// needs one reads until its tag is right, so there is neither a barrier between blocks nor, but for the rows of
+// memory, a fence. Counters tell when it is worth to look; what they say may be early. The last block to end picks
+// the most likely token.
 //
 // Sizes are macros: D hidden, F of the FFN, H heads, KV key heads, HD of a head, L layers, V vocabulary,
 // K blocks of memory, MIXED of them in a layer, S slots of its router, GATES of its values, SPLITS of attention,
 // WARPS that multiply, ROOM bytes of shared memory, SLOT of one place in the ring, LIMIT of copies under way, BITS
-// of packed rows (0: they are not packed) and ROW_GROUP of their numbers with one scale.
+// of packed rows (0: they are not packed) and ROW_GROUP of their numbers with one scale. A vector is looked at when
+// all but one in EARLY of its blocks are done.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -391,14 +393,17 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     u32 units_before = 0;
     int buffer = 0;
     for (int i = threadIdx.x; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
-    for (int k = me; a.bytes && k < K; k += G) {
-        fetch_row(a, s.squares[k / G % 2], k);
-        fence();
-        sync_warps();
-        if (threadIdx.x == 0) count(counter(ROWS_DONE));
-    }
     sync_warps();
 
+    auto fetch_rows = [&] {  // where a block would wait in any case
+        for (int k = me; a.bytes && k < K; k += G) {
+            sync_warps();
+            fetch_row(a, s.squares[0], k);
+            fence();
+            sync_warps();
+            if (threadIdx.x == 0) count(counter(ROWS_DONE));
+        }
+    };
     auto await_rows = [&] {
         if (a.bytes && threadIdx.x == 0) {
             while ((int)(peek(counter(ROWS_DONE)) - K * (tokens + 1)) < 0) {}
@@ -567,7 +572,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (2 * u + r < NQ) poke(projected + 2 * u + r, word(total * scale, tag));
             STAMP(1)
         });
-        if (GATES && layer == 0) await_rows();
+        if (GATES && layer == 0) fetch_rows(), await_rows();
         if (me < KV * SPLITS) {  // attention of one key head's queries over some positions
             const int g = me % KV, split = me / KV, cached = position;
             const int some = (cached + SPLITS) / SPLITS, from = split * some, to = min(from + some, cached + 1);
@@ -621,40 +626,40 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
                 for (int j = 0; j < 8; j++) q[i][j] = s.own[(first_head + i) * HD + d0 + j], out[i][j] = 0;
             }
             for (int start = from + of_warp; start < to; start += AHEAD * STRIDE) {
-              if (start > from + of_warp) load(start);
+                if (start > from + of_warp) load(start);
 #pragma unroll
-              for (int step = 0; step < AHEAD; step++) {
-                if (start + step * STRIDE >= to) break;
-                const int now = start + step * STRIDE + of_lane;
-                uint4 k_now = ks[step], v_now = vs[step];
-                if (now == position) {
-                    const float *k = s.own + GROUP * HD + d0, *v = k + HD;
-                    k_now = {both(k[0], k[1]), both(k[2], k[3]), both(k[4], k[5]), both(k[6], k[7])};
-                    v_now = {both(v[0], v[1]), both(v[2], v[3]), both(v[4], v[5]), both(v[6], v[7])};
-                    if (first_head == 0) {
-                        *(uint4 *)(keys + (i64)now * HD) = k_now;
-                        *(uint4 *)(values + (i64)now * HD) = v_now;
+                for (int step = 0; step < AHEAD; step++) {
+                    if (start + step * STRIDE >= to) break;
+                    const int now = start + step * STRIDE + of_lane;
+                    uint4 k_now = ks[step], v_now = vs[step];
+                    if (now == position) {
+                        const float *k = s.own + GROUP * HD + d0, *v = k + HD;
+                        k_now = {both(k[0], k[1]), both(k[2], k[3]), both(k[4], k[5]), both(k[6], k[7])};
+                        v_now = {both(v[0], v[1]), both(v[2], v[3]), both(v[4], v[5]), both(v[6], v[7])};
+                        if (first_head == 0) {
+                            *(uint4 *)(keys + (i64)now * HD) = k_now;
+                            *(uint4 *)(values + (i64)now * HD) = v_now;
+                        }
+                    }
+                    __syncwarp();
+                    float k[8], v[8];
+                    unpack(k_now, k), unpack(v_now, v);
+#pragma unroll
+                    for (int i = 0; i < HEADS; i++) {
+                        float score = 0;
+#pragma unroll
+                        for (int j = 0; j < 8; j++) score += q[i][j] * k[j];
+#pragma unroll
+                        for (int j = LANES / 2; j; j /= 2) score += __shfl_xor_sync(~0u, score, j);
+                        if (now >= to) score = -1e30f;
+                        const float top = fmaxf(most[i], score), shrink = __expf(most[i] - top);
+                        const float weight = now < to ? __expf(score - top) : 0;
+                        most[i] = top;
+                        total[i] = total[i] * shrink + weight;
+#pragma unroll
+                        for (int j = 0; j < 8; j++) out[i][j] = out[i][j] * shrink + weight * v[j];
                     }
                 }
-                __syncwarp();
-                float k[8], v[8];
-                unpack(k_now, k), unpack(v_now, v);
-#pragma unroll
-                for (int i = 0; i < HEADS; i++) {
-                    float score = 0;
-#pragma unroll
-                    for (int j = 0; j < 8; j++) score += q[i][j] * k[j];
-#pragma unroll
-                    for (int j = LANES / 2; j; j /= 2) score += __shfl_xor_sync(~0u, score, j);
-                    if (now >= to) score = -1e30f;
-                    const float top = fmaxf(most[i], score), shrink = __expf(most[i] - top);
-                    const float weight = now < to ? __expf(score - top) : 0;
-                    most[i] = top;
-                    total[i] = total[i] * shrink + weight;
-#pragma unroll
-                    for (int j = 0; j < 8; j++) out[i][j] = out[i][j] * shrink + weight * v[j];
-                }
-              }
             }
 #pragma unroll
             for (int step = LANES; step < 32; step *= 2)
@@ -696,6 +701,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (threadIdx.x == 0) count(counter(HEAD_DONE + g));
             MARK(4)
         }
+        if (K && !GATES && layer == 0) fetch_rows();
         if (G - 1 - me < H) {  // what the splits of a head found, together
             if (threadIdx.x < H && G - 1 - me + threadIdx.x * G < H)
                 while ((int)(peek(counter(HEAD_DONE + (G - 1 - me + threadIdx.x * G) / GROUP)) - SPLITS * tag) < 0) {}
@@ -753,9 +759,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         // Its second half, and the memory: a lane has one block's row; the null bank's, and those of lanes beyond, are 0.
         if (K && !GATES && layer == 0) await_rows();
         u64 route = 0;
-        const float *row = a.rows + ((MIXED < K ? layer % LARGER(K, 1) : 0) + lane) * D;
-        each(STATE_DONE, D, Size<1, F>(), [](int) { return 1; }, [&](int u) { return lane < MIXED ? row[u] : 0; },
-             [&](int u, int r) { return r == 0 ? peek(middle + u) : 0; }, [&] {
+        each(STATE_DONE, D, Size<1, F>(), [](int) { return 1; }, [&](int u) {
+            const int block = (MIXED < K ? layer % LARGER(K, 1) : 0) + lane;
+            return lane < MIXED ? a.rows[block * D + u] : 0;
+        }, [&](int u, int r) { return r == 0 ? peek(middle + u) : 0; }, [&] {
             receive(ACTIVE_DONE, UP, active, Size<1, F>(), tag);
             MARK(11)
             if (lane < S) route = peek(routes + lane);

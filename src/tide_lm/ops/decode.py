@@ -70,7 +70,7 @@ class DecodeShape:
         held = 4096 + 4 * max(self.hidden, self.intermediate, self.heads * self.head_dim)
         limit = max(2, min(_UNDER_WAY, shared // 4) // slot)
         for warps in _WARPS:
-            merged = 4 * group * max(warps * (self.head_dim + 2), _SPLITS) + 4 * (group + 2) * self.head_dim
+            merged = 4 * group * warps * (self.head_dim + 2) + 4 * (group + 3) * self.head_dim
             if (warps + limit) * (slot + 16) + held + merged <= shared:
                 break
         else:
