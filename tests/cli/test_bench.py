@@ -182,8 +182,10 @@ def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
     ("arguments", "told"),
     [
         (["nothing-1b"], "nothing-1b"),
-        (["base-tiny", "--context", "8", "9"], "at least two tokens more"),
-        (["base-tiny", "--context", "8", "999999"], "positions: lower --context"),
+        (["base-tiny", "--context", "8", "9"], "end with two more at least"),
+        (["base-tiny", "--context", "8", "999999"], "knows 512 positions: lower it"),
+        (["tide-2e-tiny", "base-tiny", "--context", "4", "8", "--ids", "ids.npy"], "base-tiny has no memory"),
+        (["tide-2e-tiny", "--context", "4", "8", "--ids", "nowhere.npy"], "is no .npy file of whole numbers"),
         (["base-tiny", "--context", "4", "8", "--memory", "store"], "have no rows to be in store"),
         (["base-tiny", "--context", "4", "8", "--counts", "counts.npy"], "--counts goes with --ids"),
     ],

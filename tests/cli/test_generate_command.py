@@ -48,6 +48,9 @@ def test_a_packed_model_generates_from_its_store(trained, tmp_path):
     [
         (("every", "--temperature", "-1"), 2, "--temperature"),
         (("every", "--top-p", "0"), 2, "top_p is 0.0"),
+        (("every", "--top-k", "5"), 2, "--top-k does nothing at temperature 0"),
+        (("every", "--temperature", "1", "--seed", "-1"), 2, "seed is -1"),
+        (("bad\udcff",), 2, "is not UTF-8"),
         (("every", "--max-new-tokens", "5000"), 1, "ask for fewer"),
     ],
 )

@@ -29,6 +29,12 @@ def tide(**changes) -> TideForCausalLM:
     return TideForCausalLM(TideConfig(**SIZES | {"num_memory_blocks": 3} | changes)).eval()
 
 
+def longrope() -> LlamaForCausalLM:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 20, **factors}
+    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope))
+
+
 @pytest.fixture(scope="module")
 def model() -> TideForCausalLM:
     return tide()
@@ -127,6 +133,18 @@ def test_a_hundred_generations_hold_no_more_tensors_than_one(model):
     assert tensors() <= before
 
 
+def test_steps_of_the_last_few_kinds_of_sampling_are_kept(model):
+    engine = Engine(model)
+    kinds = [engine.decoder(Sampling(1.0 + number)) for number in range(9)]
+    assert len(engine._decoders) < len(kinds)
+    assert engine.decoder(Sampling(9.0, seed=1)) is kinds[-1]
+
+
+def test_prompts_may_be_tensors(model):
+    first = [step[0] for step in Engine(model).generate(torch.tensor([[1, 2, 3]]), 5)]
+    assert first == expected(model, [1, 2, 3], 5)
+
+
 def test_the_cache_is_used_to_its_end_and_no_further(model):
     engine = Engine(model, length=10)
     assert [step[0] for step in engine.generate([[1, 2, 3, 4]])] == expected(model, [1, 2, 3, 4], 6)
@@ -149,6 +167,11 @@ def test_the_cache_is_used_to_its_end_and_no_further(model):
         (lambda model: Engine(model).generate([[1, 101]]), "token id 101 of prompt 0"),
         (lambda model: Engine(model).generate([[-1]]), "token id -1 of prompt 0"),
         (lambda model: Engine(model).generate([[1]], 0), "max_new_tokens is 0"),
+        (lambda model: Engine(model).generate([1, 2]), "a list of lists of token ids"),
+        (lambda model: Engine(model).generate([[1.5]]), "a list of lists of token ids"),
+        (lambda model: Engine(model.model), "this is a TideModel: give a causal model"),
+        (lambda model: Engine(longrope(), batch=2), "with positions of type longrope it must be 1"),
+        (lambda model: Sampling(1.0, seed=2**64), "seed is 18446744073709551616"),
         (lambda model: Sampling(-1.0), "temperature is -1.0"),
         (lambda model: Sampling(float("nan")), "temperature is nan"),
         (lambda model: Sampling(1.0, top_k=0), "top_k is 0"),

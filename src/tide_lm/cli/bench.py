@@ -112,20 +112,30 @@ def decode(
     try:
         shapes = {name: presets.get(name).model for name in wanted}
         if not 1 <= context[0] < context[1] - 1:
-            raise ValueError(f"--context {context[0]} {context[1]}: give at least two tokens more at the end")
+            raise ValueError(
+                f"--context is {context[0]} {context[1]}: begin with 1 or more, end with two more at least"
+            )
         for name, shape in shapes.items():
             if context[1] > shape.max_position_embeddings:
-                raise ValueError(f"{name} knows {shape.max_position_embeddings} positions: lower --context")
-        places = memory or [Place.device]
+                known = shape.max_position_embeddings
+                raise ValueError(
+                    f"--context ends at {context[1]}, and {name} knows {known} positions: lower it"
+                )
+        places = list(dict.fromkeys(memory or [Place.device]))
         if Place.device not in places and not any(shape.num_memory_blocks for shape in shapes.values()):
             raise ValueError(f"base models have no rows to be in {places[0]}: leave --memory out")
+        if ids is not None and not shapes[wanted[-1]].num_memory_blocks:
+            raise ValueError(
+                f"--ids goes through the last preset, and {wanted[-1]} has no memory: end with another"
+            )
         forced = _tokens(ids, counts, shapes[wanted[-1]].vocab_size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     _check(out)
+    _end_on_signals()
     read = bandwidth()
     found: list[dict[str, Any]] = []
-    batches = batch or [1]
+    batches = list(dict.fromkeys(batch or [1]))
     for sequences in batches:
         for name, shape in shapes.items():
             for place in places if sequences == batches[0] else places[:1]:
@@ -170,13 +180,32 @@ def _tokens(ids: Path | None, counts: Path | None, vocabulary: int) -> tuple[lis
         if counts is not None:
             raise ValueError("--counts goes with --ids, which is not given")
         return None
-    tokens = np.load(ids, allow_pickle=False)
-    if tokens.ndim != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocabulary:
+
+    def whole_numbers(option: str, path: Path) -> Any:
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            array = None
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
+            raise ValueError(
+                f"{option} {path} is no .npy file of whole numbers in a row: write it with numpy.save"
+            )
+        return array
+
+    tokens = whole_numbers("--ids", ids)
+    if not len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocabulary:
         raise ValueError(f"--ids {ids} must hold token ids from 0 to {vocabulary - 1}, one after the other")
-    occurring = None if counts is None else np.load(counts, allow_pickle=False)
-    if occurring is not None and occurring.shape != (vocabulary,):
-        raise ValueError(f"--counts {counts} must hold {vocabulary} numbers, one for each token id")
+    occurring = None if counts is None else whole_numbers("--counts", counts)
+    if occurring is not None and (occurring.shape != (vocabulary,) or occurring.min() < 0):
+        raise ValueError(
+            f"--counts {counts} must hold {vocabulary} numbers, 0 or more, one for each token id"
+        )
     return tokens.tolist(), occurring
+
+
+def _end_on_signals() -> None:
+    """As Ctrl-C does, so that temporary folders are removed."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _decoded(run: dict[str, Any], base: float | None) -> tuple[str, ...]:
@@ -226,7 +255,7 @@ def store(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     _check(out)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and remove what is here
+    _end_on_signals()
     with TemporaryDirectory(dir=folder, prefix=".bench-store-") as place:
         with working(f"Writing a store of {model}"):
             header = random_store(Path(place) / "rows.tide", shape, bits)

@@ -34,13 +34,19 @@ def command(
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text. One prompt's is written as it comes; several are worked on together."""
+    """Generate text. One prompt's is written as it comes; of several each with its prompt, at the end."""
     from tide_lm.evaluate.subject import open_subject
     from tide_lm.serve import Sampling
 
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or ["-"]]
     try:
+        for text in texts:
+            if not _is_unicode(text):
+                raise ValueError(f"the prompt {text[:40]!a} is not UTF-8: give text in that encoding")
         sampling = Sampling(temperature, top_k, top_p, seed)
+        given = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
+        if not temperature and (unused := [name for name, value in given.items() if value is not None]):
+            raise ValueError(f"{unused[0]} does nothing at temperature 0: give --temperature as well")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     subject = open_subject(model, memory=memory)
@@ -54,6 +60,14 @@ def command(
         print_json({"generations": generations, "seconds": seconds, "tokens_per_s": tokens / seconds})
     else:
         typer.echo(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} a second", err=True)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # what stdin and the shell give for other bytes
+        return False
+    return True
 
 
 def _generate(

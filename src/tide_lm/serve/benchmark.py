@@ -48,9 +48,10 @@ def measure(
             yield about | {"by": "compiled, static cache"} | _timed(plain, prompts)
             del plain
         del engine
-        for name, generate in _peers(model, prompts).items() if peers else ():
+        tokens = min(_PEER_TOKENS, end - start)
+        for name, generate in _peers(model, prompts, tokens).items() if peers else ():
             generate()
-            seconds = min(_seconds(generate) for _ in range(2)) / _PEER_TOKENS
+            seconds = min(_seconds(generate) for _ in range(2)) / tokens
             yield about | {"by": name, "ms_per_token": 1e3 * seconds, "tokens_per_s": batch / seconds}
 
 
@@ -156,10 +157,10 @@ def _model(shape: ModelConfig, residence: Residence, store: Path | None = None) 
             torch.cuda.empty_cache()
 
 
-def _peers(model: TideForCausalLM, prompts: list[list[int]]) -> dict[str, Callable[[], Any]]:
+def _peers(model: TideForCausalLM, prompts: list[list[int]], tokens: int) -> dict[str, Callable[[], Any]]:
     ids_BT = torch.tensor(prompts, device=model.device)
     given: dict[str, Any] = {"attention_mask": torch.ones_like(ids_BT), "do_sample": False, "pad_token_id": 0}
-    given |= {"max_new_tokens": _PEER_TOKENS, "min_new_tokens": _PEER_TOKENS}
+    given |= {"max_new_tokens": tokens, "min_new_tokens": tokens}
     return {
         "transformers": lambda: model.generate(ids_BT, **given),
         "transformers, static cache": lambda: model.generate(ids_BT, cache_implementation="static", **given),

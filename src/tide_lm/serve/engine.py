@@ -1,8 +1,9 @@
 """Prompts in, tokens out, one list a step."""
 
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import replace
+from operator import index
 
 import torch
 from transformers import PreTrainedModel
@@ -13,6 +14,7 @@ from tide_lm.serve.fused import FusedForward, why_not
 from tide_lm.serve.sampling import Sampling
 
 Tokens = list[int | None]  # of one step: of each sequence, None after its end
+_KINDS = 4  # of sampling whose steps are kept
 
 
 class Engine:
@@ -28,6 +30,8 @@ class Engine:
     ) -> None:
         _check_model(model)
         config = model.config
+        if batch > 1 and config.rope_parameters.get("rope_type") == "longrope":  # by the longest of them
+            raise ValueError(f"batch is {batch}: with positions of type longrope it must be 1")
         longest = config.max_position_embeddings
         self.length = longest if length is None else length
         if not 2 <= self.length <= longest:
@@ -48,18 +52,21 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Iterable[Iterable[int]],
         max_new_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Collection[int] = (),
     ) -> Generator[Tokens]:
         """The next tokens, as they come; a sequence ends with a token of `stop`, which is told too."""
-        self._check(prompts, max_new_tokens)
-        longest = max(map(len, prompts))
+        try:
+            lists = [[index(token) for token in prompt] for prompt in prompts]
+        except TypeError:
+            raise ValueError("prompts must be a list of lists of token ids, such as [[5, 6, 7]]") from None
+        self._check(lists, max_new_tokens)
+        longest = max(map(len, lists))
         most = self.length - longest if max_new_tokens is None else max_new_tokens
-        return self._run([list(prompt) for prompt in prompts], most, sampling or Sampling(), frozenset(stop))
+        return self._run(lists, most, sampling or Sampling(), frozenset(stop))
 
-    @torch.no_grad()
     def _run(
         self, prompts: list[list[int]], most: int, sampling: Sampling, stop: frozenset[int]
     ) -> Generator[Tokens]:
@@ -69,6 +76,7 @@ class Engine:
         under_way, longest = deque([_Sent(self.cache.ids_B)]), max(map(len, prompts))
         lengths = iter(range(longest + 1, longest + most))
 
+        @torch.no_grad()
         def begin(ids: list[int]) -> None:
             if length := next(lengths, None):
                 if waits:
@@ -92,13 +100,16 @@ class Engine:
                 return
 
     def decoder(self, sampling: Sampling) -> Decoder:
-        """Steps that draw so, captured once."""
+        """Steps that draw so, captured once; those of the last few kinds are kept."""
         kind = replace(sampling, seed=None)
-        if kind not in self._decoders:
-            self._decoders[kind] = Decoder(self.forward, kind)
-        self._decoders[kind].seed(sampling.seed)
-        return self._decoders[kind]
+        decoder = self._decoders.pop(kind, None) or Decoder(self.forward, kind)
+        self._decoders[kind] = decoder
+        if len(self._decoders) > _KINDS:
+            del self._decoders[next(iter(self._decoders))]
+        decoder.seed(sampling.seed)
+        return decoder
 
+    @torch.no_grad()
     def _prefill(self, prompts: list[list[int]], decoder: Decoder) -> None:
         """Prompts are filled up on the right, with what no token before it sees."""
         lengths = torch.tensor([len(prompt) for prompt in prompts] + [1] * (self.batch - len(prompts)))
@@ -131,12 +142,18 @@ class Engine:
             if len(prompt) + (max_new_tokens or 1) > self.length:
                 raise ValueError(
                     f"prompt {number} has {len(prompt)} tokens, which with {max_new_tokens or 1} new are "
-                    f"more than the cache's {self.length}: ask for fewer, or give the engine a larger length"
+                    f"more than the cache's {self.length}: ask for fewer, or give the engine a larger "
+                    f"length, up to the model's {self.model.config.max_position_embeddings}"
                 )
 
 
 def _check_model(model: PreTrainedModel) -> None:
     """That it is one whose forward the engine knows, in one place."""
+    if not isinstance(model, PreTrainedModel) or not hasattr(model, "lm_head"):
+        raise ValueError(
+            f"this is a {type(model).__name__}: give a causal model of transformers, as PEFT has in "
+            "get_base_model()"
+        )
     if model.config.model_type not in ("llama", "tide"):
         raise ValueError(f"this is a model of type {model.config.model_type!r}: give a Llama or a TIDE model")
     if (attention := model.config._attn_implementation) != "sdpa":

@@ -10,7 +10,7 @@ import torch
 class Sampling:
     """Temperature 0 takes the most likely token. `top_k` and `top_p` leave out unlikely ones, in this order.
 
-    With a seed the same prompt gives the same tokens, on the same machine.
+    With a seed an engine gives the same tokens for the same prompts again.
     """
 
     temperature: float = 0.0
@@ -20,11 +20,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}: it must be 0, which is greedy, or more")
+            raise ValueError(
+                f"temperature is {self.temperature}: it must be 0, which is greedy, or more, and finite"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}: it must be 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
+        if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
+            raise ValueError(f"seed is {self.seed}: it must be a whole number from 0 to 2**63 - 1")
 
     def pick(self, logits_BV: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """A token for each sequence, without waiting for the device."""

@@ -68,11 +68,11 @@ def generate_plainly(
     put: Callable[[int], None],
 ) -> None:
     """By transformers, for what the engine is not for; `put` gets each token as it comes."""
-    longest = model.config.get_text_config().max_position_embeddings
-    if len(prompt) + max_new_tokens > longest:
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and len(prompt) + max_new_tokens > longest:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens, which with {max_new_tokens} new are more than the "
-            f"{longest} that this model knows: ask for fewer"
+            f"{longest} that this model knows: ask for fewer, or give a shorter prompt"
         )
     drawn: dict[str, Any] = {"do_sample": bool(sampling.temperature)}
     if sampling.temperature:
