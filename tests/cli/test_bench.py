@@ -1,6 +1,7 @@
 """`tide-lm bench` on a CPU: the numbers are not judged, only that they are there and fit."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -109,11 +110,19 @@ def test_a_store_is_timed_and_removed(tmp_path):
     assert not list(place.iterdir())
 
 
-def test_a_store_is_removed_when_the_bench_is_ended(tmp_path):
-    options = ["tide-8e-small", "--rounds", "99", "--folder", str(tmp_path)]
-    process = subprocess.Popen([sys.executable, "-m", "tide_lm", "bench", "store", *options])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["store", "tide-8e-small", "--rounds", "99", "--folder", "."],
+        ["decode", "tide-8e-small", "--context", "8", "500", "--memory", "store"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_store_is_removed_when_the_bench_is_ended(tmp_path, arguments):
+    command, places = [sys.executable, "-m", "tide_lm", "bench"], os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([*command, *arguments], cwd=tmp_path, env=places)
     until = time.monotonic() + 120
-    while not list(tmp_path.glob(".bench-store-*/rows.tide")) and time.monotonic() < until:
+    while not [*tmp_path.glob("*/rows.tide"), *tmp_path.glob(".*/rows.tide")] and time.monotonic() < until:
         time.sleep(0.05)
     assert list(tmp_path.iterdir())
     process.terminate()
