@@ -93,6 +93,8 @@ def test_an_unknown_preset_is_named():
 
 def test_a_folder_to_write_is_named_before_anything_is_timed(tmp_path):
     assert "is a folder: name a file in it" in refused("base-1b", "--out", str(tmp_path))
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refused("base-1b", "--out", str(tmp_path / "file" / "x.json"))
 
 
 def test_a_store_is_timed_and_removed(tmp_path):

@@ -133,6 +133,15 @@ def test_models_that_are_not_causal_are_refused(kind, tokenizer, tmp_path):
         _ = open_subject(str(tmp_path / kind)).model
 
 
+def test_weights_that_are_not_finite_are_told(trained, tmp_path):
+    subject = open_subject(str(trained))
+    subject.model.lm_head.weight.data[0] = torch.nan
+    subject.model.save_pretrained(tmp_path)
+    subject.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="logits that are not finite"):
+        _ = open_subject(str(tmp_path)).model
+
+
 def test_counts_of_another_tokenizer_are_refused(trained, tmp_path):
     from tide_lm.data.prepare import prepare
 

@@ -288,9 +288,13 @@ def _check(out: Path | None) -> None:
         return
     if out.is_dir():
         raise typer.BadParameter(f"--out {out} is a folder: name a file in it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=out.parent):
-        pass
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        why = f"--out {out} cannot be written ({error.strerror}): choose another"
+        raise typer.BadParameter(why) from None
 
 
 def _write(out: Path | None, result: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def command(
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text. One prompt's is written as it comes; of several each with its prompt, at the end."""
+    """Generate text. One prompt's is written as it comes; of several each with its prompt, at its end."""
     from tide_lm.evaluate.subject import open_subject
     from tide_lm.serve import Sampling
 
@@ -88,6 +88,11 @@ def _generate(
         if streamed and len(prompts) == 1:
             typer.echo(made[number].take(), nl=False)
 
+    def end(number: int) -> None:
+        if streamed:
+            text = made[number]
+            typer.echo(text.take(last=True) if len(prompts) == 1 else f"{prompts[number]}{text}\n")
+
     if model.device.type == "cuda" and subject.config.model_type in ("llama", "tide"):
         for parameter in model.parameters():  # and not the frequencies of positions
             parameter.data = parameter.data.to(torch.bfloat16)
@@ -97,12 +102,12 @@ def _generate(
             for number, token in enumerate(step):
                 if token is not None:
                     put(number, token)
+        for number in range(len(prompts)):
+            end(number)
     else:
         for number, tokens in enumerate(ids):
             generate_plainly(model, tokens, max_new_tokens, sampling, stop, partial(put, number))
-    if streamed:
-        for prompt, text in zip(prompts, made, strict=True):
-            typer.echo(text.take(last=True) if len(prompts) == 1 else f"{prompt}{text}\n")
+            end(number)
     return [
         {"prompt": prompt, "text": str(text), "tokens": len(text.ids)}
         for prompt, text in zip(prompts, made, strict=True)

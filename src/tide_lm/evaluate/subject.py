@@ -55,7 +55,12 @@ class Subject:
     def model(self) -> PreTrainedModel:
         """With its weights, which are not read before they are asked for."""
         model = self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        if not _is_causal(model):
+        logits_2TV = _logits_of_two(model)
+        if not logits_2TV.isfinite().all():
+            raise ValueError(
+                f"{self.name} gives logits that are not finite: its weights are damaged, or overflow"
+            )
+        if not _is_causal(logits_2TV, 1e-5 if model.dtype == torch.float32 else 1e-2):
             raise ValueError(f"{self.name} sees the tokens that follow: give a causal language model")
         return model
 
@@ -233,11 +238,15 @@ def _naming(folder: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _is_causal(model: PreTrainedModel) -> bool:
-    """Whether earlier logits stay as they are when the last token changes."""
+def _logits_of_two(model: PreTrainedModel) -> torch.Tensor:
+    """Of two sequences that end in different tokens, without the last."""
     ids_BT = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
-    one, other = (model(ids_BT[row : row + 1], use_cache=False).logits[:, :-1].float() for row in (0, 1))
-    rounding = 1e-5 if model.dtype == torch.float32 else 1e-2
+    return torch.cat([model(ids_BT[row : row + 1], use_cache=False).logits[:, :-1].float() for row in (0, 1)])
+
+
+def _is_causal(logits_2TV: torch.Tensor, rounding: float) -> bool:
+    """Whether earlier logits stay as they are when the last token changes."""
+    one, other = logits_2TV
     return bool((one - other).abs().max() <= rounding * one.abs().max())
 
 
