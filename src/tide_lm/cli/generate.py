@@ -34,7 +34,7 @@ def command(
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text. One prompt's is written as it comes; of several each with its prompt, at its end."""
+    """Generate text. One prompt's is written as it comes, of several each at its end."""
     from tide_lm.evaluate.subject import open_subject
     from tide_lm.serve import Sampling
 
