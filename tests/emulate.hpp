@@ -75,9 +75,8 @@ static unsigned sum(unsigned x) {
     return x;
 }
 static bool __any_sync(unsigned, bool x) { return largest(x); }
-static unsigned add(unsigned *p, unsigned by) { const unsigned was = *p; *p += by; return was; }
-static void fence() {}
-static int atomicAdd(int *p, int by) { const int was = *p; *p += by; return was; }
+static void __threadfence() {}
+template <class T> static T atomicAdd(T *p, T by) { const T was = *p; *p += by; return was; }
 
 struct Barrier { int bytes; short awaited; unsigned short phase; };
 static void advance_phase(Barrier *b) { if (!b->awaited && !b->bytes) b->awaited = 1, b->phase ^= 1; }

@@ -133,8 +133,6 @@ __device__ __forceinline__ void multiply_tile(float *sums, u32 a0, u32 a1, u32 a
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ u32 add(u32 *p, u32 by) { return atomicAdd(p, by); }
-__device__ __forceinline__ void fence() { __threadfence(); }
 __device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
     u32 two;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
@@ -212,7 +210,7 @@ __device__ __forceinline__ void unpack(uint4 eight, float *out) {
 
 // R rows of n numbers in shared memory, those of a lane: eight of 256. Unless they are many, in registers.
 template <int R, int n> struct Part {
-    static constexpr int CHUNKS = (n + 255) / 256, UNROLLED = R * n <= 4096 ? CHUNKS : 4;
+    static constexpr int CHUNKS = (n + 255) / 256, UNROLLED = n <= 4096 ? CHUNKS : 4;  // a Part<1, n> may be held
     static constexpr bool HELD = R * n <= 4096;
     const u16 *from;
     int lane, rows;
@@ -399,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         for (int k = me; a.bytes && k < K; k += G) {
             sync_warps();
             fetch_row(a, s.squares[0], k);
-            fence();
+            __threadfence();
             sync_warps();
             if (threadIdx.x == 0) count(counter(ROWS_DONE));
         }
@@ -407,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     auto await_rows = [&] {
         if (a.bytes && threadIdx.x == 0) {
             while ((int)(peek(counter(ROWS_DONE)) - K * (tokens + 1)) < 0) {}
-            fence();
+            __threadfence();
         }
         sync_warps();
     };
@@ -794,9 +792,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     if (lane == 0) {
         for (int i = 1; i < WARPS; i++) best = LARGER(best, s.best[i]);
         a.best[me] = best;
-        fence();
-        last = add(counter(FINISHED), 1) == tokens * G + G - 1;
-        fence();
+        __threadfence();
+        last = atomicAdd(counter(FINISHED), 1u) == tokens * G + G - 1;
+        __threadfence();
     }
     if (!__any_sync(~0u, last)) return;
     best = 0;                              // all blocks are done, and none reads the token any more
