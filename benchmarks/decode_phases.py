@@ -63,7 +63,7 @@ def phases(decoder, place=640):
     begins_L = times_LGM[:, :, 0].amin(1)
     lasts_L = begins_L[1:] - begins_L[:-1]
     layer = int(lasts_L.argsort()[len(lasts_L) // 2])
-    found = {"layer": layer, "lasts": float(lasts_L[layer]) / 1e3}
+    found = {"layer": layer, "lasts": float(lasts_L[layer]) / 1e3, "first lasts": float(lasts_L[0]) / 1e3}
     for mark, name in enumerate(PHASES):
         some = times_LGM[layer, :, mark]
         some = some[some > 0] - begins_L[layer]

@@ -32,7 +32,7 @@ static float rsqrtf(float x) { return 1 / sqrtf(x); }
 namespace emulated {
 struct Gate { int arrived = 0, round = 0; };
 struct Warp { Gate gate; unsigned long long values[32]; unsigned tile[32][6]; };
-struct Block { std::vector<char> shared; std::vector<Warp> warps; Gate all, multiplying; };
+struct Block { std::vector<char> shared; std::vector<Warp> warps; Gate all, multiplying, looking; };
 struct Fiber { ucontext_t context; std::vector<char> stack; unsigned thread, block; bool done = false; };
 
 static std::vector<Block> blocks;
@@ -57,6 +57,7 @@ static void meet(Gate &gate, int of) {
 static char *shared_memory() { return emulated::block().shared.data(); }
 static void __syncthreads() { emulated::meet(emulated::block().all, emulated::block().warps.size() * 32); }
 #define sync_warps() emulated::meet(emulated::block().multiplying, THREADS)
+#define sync_looking() emulated::meet(emulated::block().looking, LOOKING)
 static void __syncwarp() { emulated::meet(emulated::block().warps[threadIdx.x / 32].gate, 32); }
 template <class T> static T __shfl_xor_sync(unsigned, T x, int by) {
     emulated::Warp &warp = emulated::block().warps[threadIdx.x / 32];

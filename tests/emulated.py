@@ -32,7 +32,8 @@ class EmulatedKernel:
         )
         library = folder / "kernel.so"
         assert COMPILER is not None
-        command = [COMPILER, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-o", library, source]
+        aligned = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]  # as a GPU wants it
+        command = [COMPILER, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", *aligned, "-o", library, source]
         subprocess.run(command, check=True)
         self._code = ctypes.CDLL(str(library))
 

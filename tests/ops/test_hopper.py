@@ -70,6 +70,7 @@ def test_the_memory_compiles_with_tensor_cores_for_16_bits(D, K, L, dtype, compi
     raw_UKD, gain_KD = torch.zeros(2, K, D), torch.zeros(K, D)
     residual_BTD, logits_BTS = torch.zeros(1, 3, D, dtype=dtype), torch.zeros(1, 3, K + 1, dtype=dtype)
     rows_UKD = kernels.norm(raw_UKD, gain_KD, 1e-5, dtype)
+    kernels.mix(residual_BTD, None, logits_BTS, rows_UKD[index.index_BT[0]], None, None)
     out_BTD = kernels.mix(residual_BTD, residual_BTD, logits_BTS, rows_UKD, index.index_BT, index.order_N)
     _, alpha_BTK = kernels.mix_backward(out_BTD, logits_BTS, rows_UKD, index.index_BT, index.order_N)
     kernels.rows_backward(raw_UKD, gain_KD, 1e-5, index, [out_BTD] * L, [alpha_BTK] * L)

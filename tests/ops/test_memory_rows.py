@@ -141,3 +141,19 @@ def test_pieces_cover_the_positions_of_each_row():
             assert (ids.flatten()[places] == index.ids_U[u]).all()
             seen += places.tolist()
     assert sorted(seen) == list(range(150))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 8), (3, 1, 5, 24, 300), (2, 7, 5, 3, 33)])
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("updated", [False, True])
+def test_without_gradients_the_mix_is_the_same(shape, indexed, updated):
+    """What runs on a GPU then, of logits that are columns of a wider product."""
+    B, T, U, K, D = shape
+    generator = torch.Generator().manual_seed(0)
+    residual, update = (torch.randn(B, T, D, generator=generator) for _ in range(2))
+    logits = torch.randn(B, T, K + 9, generator=generator)[..., 8:]
+    index = torch.randint(U, (B, T), generator=generator) if indexed else None
+    rows = torch.randn(U if indexed else B * T, K, D, generator=generator)
+    given = (residual, logits, rows, index, update if updated else None)
+    found = torch.ops.tide_lm.memory_mix_alone(*given)
+    assert torch.allclose(found, ops.memory_mix(*given), atol=1e-5)

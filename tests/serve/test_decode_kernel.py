@@ -14,7 +14,8 @@ from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.ops.decode import SOURCE, DecodeShape
 from tide_lm.ops.nvrtc import compile_source
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.fused import rope_table, row_bytes, shape_of, stack_weights, why_not
+from tide_lm.serve.fused import rope_table, row_bytes, shape_of, why_not
+from tide_lm.serve.stacking import stack_weights
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 
@@ -47,7 +48,7 @@ def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotC
     kernel = EmulatedKernel(folder, shape_of(model), blocks, **macros)
     kernel.bind(
         stack_weights(model),
-        cache.states_L2BHTd[:, :, 0],
+        cache.together()[:, :, 0],
         rope_table(model, 32),
         token,
         cache.place_B,

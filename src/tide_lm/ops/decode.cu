@@ -5,8 +5,8 @@
 // blocks wait for each other. Warps take rows from the ring, two at a time, and multiply them with a vector
 // that all blocks made together. Such vectors travel through global memory as words of a value and a tag: who
 // needs one reads until its tag is right, so there is neither a barrier between blocks nor, but for the rows of
-// memory, a fence. Counters tell when it is worth to look; what they say may be early. The last block to end picks
-// the most likely token.
+// memory, a fence. Counters tell when it is worth to look; what they say may be early. Warps that neither stream nor
+// multiply look the token's rows of memory up. The last block to end picks the most likely token.
 //
 // Sizes are macros: D hidden, F of the FFN, H heads, KV key heads, HD of a head, L layers, V vocabulary,
 // K blocks of memory, MIXED of them in a layer, S slots of its router, GATES of its values, SPLITS of attention,
@@ -21,11 +21,15 @@ typedef long long i64;
 
 #define Q (H * HD)                         // all queries
 #define NQ (Q + 2 * KV * HD + GATES)       // rows of the first product
+#define QKV ((NQ + 7) / 8 * 8)             // and of its matrix
 #define GROUP (H / KV)
 #define THREADS (WARPS * 32)
-#define ALL_THREADS (THREADS + (WARPS == 8 ? 128 : 32))  // registers go from four warps to others, or not at all
+#define LOOKING 96                         // threads that look rows up
+#define ALL_THREADS (THREADS + 32 + LOOKING)
 #define PAIRS(n) (((n) + 1) / 2)
-#define UP (F + PAIRS(S))                  // units of the FFN's first half and of the router
+#define UP (PAIRS(S) + F)                  // units of the router, which come first, and of the FFN's first half
+#define ACTIVES (F + (S + 7) / 8 * 8)      // numbers that they give, the FFN's first
+#define FFN (F + ACTIVES)                  // rows of the matrix of gate, up and router
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 #define HEADS (GROUP % 2 ? GROUP : GROUP / 2)    // of one warp in attention
 #define APART (WARPS / (GROUP / HEADS))    // warps with other positions
@@ -35,7 +39,7 @@ static_assert(S <= 32 && D % 8 == 0 && F % 8 == 0 && HD % 16 == 0 && (LANES & (L
 static_assert(SLOT >= 4 * LARGER(D, Q) && SLOT >= 2 * F && SLOT % 16 == 0, "");
 
 struct Args {
-    const u16 *qkv, *o, *gate, *up, *router, *down, *embed, *head, *norm1, *norm2, *norm3;
+    const u16 *qkv, *o, *ffn, *down, *embed, *head, *norm1, *norm2, *norm3;
     const float *rope;                     // [T, HD]: half of it cosines, half sines
     float *rows;                           // [K, D]: the token's
     u16 *cache;                            // [L, 2, KV, T, HD]
@@ -59,10 +63,9 @@ struct Args {
 #define PROJECTED (STATE + 2 * D)
 #define PARTS (PROJECTED + 2 * NQ)
 #define MIDDLE (PARTS + 2 * KV * SPLITS * PART)
-#define ROUTES (MIDDLE + 2 * D)
-#define ATTENDED (ROUTES + 2 * 32)
+#define ATTENDED (MIDDLE + 2 * D)
 #define ACTIVE (ATTENDED + Q)
-#define COUNTERS ((ACTIVE + F + 15) / 16 * 16)  // each in a line of its own
+#define COUNTERS ((ACTIVE + ACTIVES + 15) / 16 * 16)  // each in a line of its own
 #define WORDS (COUNTERS + (HEAD_DONE + KV) * 16)
 enum { PROJECTED_DONE, ATTENDED_DONE, MIDDLE_DONE, ACTIVE_DONE, STATE_DONE, ROWS_DONE, FINISHED, HEAD_DONE, NOT_COUNTED = -1 };
 
@@ -98,6 +101,7 @@ __device__ __forceinline__ void copy(char *to, const void *from, u32 bytes, u64 
                  : "memory");
 }
 __device__ __forceinline__ void sync_warps() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+__device__ __forceinline__ void sync_looking() { asm volatile("bar.sync 2, %0;" ::"n"(LOOKING) : "memory"); }
 __device__ __forceinline__ u32 peek(const u32 *p) {
     u32 v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -258,12 +262,12 @@ template <int R, int n> struct Size {
 struct Held {
     Args args;
     int done;                              // units of a phase
-    float squares[2][WARPS];
+    float squares[2][WARPS], row_squares[LOOKING / 32];
     u64 best[WARPS];
     float own[(GROUP + 2) * HD];           // queries, key and value of this token, of one key head
     float attended[GROUP * APART * (HD + 2)];
     float turn[HD];                        // how far a head's numbers are turned at this position
-    u16 x[2][LARGER(LARGER(D, F), Q)] __attribute__((aligned(16)));
+    u16 x[2][LARGER(LARGER(D, ACTIVES), Q)] __attribute__((aligned(16)));
 };
 constexpr int SLOTS = (ROOM - (int)sizeof(Held)) / (SLOT + 2 * (int)sizeof(u64));
 static_assert(WARPS + LIMIT <= SLOTS, "a warp must not wait for a slot that is two rounds behind");
@@ -292,12 +296,13 @@ struct Stream {
     }
     __device__ __forceinline__ void all(const Args &a) {
         for (i64 l = 0; l < L; l++) {
-            pairs(a.qkv + l * NQ * D, NQ, D);
+            pairs(a.qkv + l * QKV * D, NQ, D);
             pairs(a.o + l * D * Q, D, Q);
+            const u16 *gate = a.ffn + l * FFN * D, *up = gate + F * D, *router = up + F * D;
             for (int u = first_of(UP, blockIdx.x); u < first_of(UP, blockIdx.x + 1); u++) {
-                const int slot = 2 * (u - F);
-                if (u < F) put(a.gate + (l * F + u) * D, D * 2, a.up + (l * F + u) * D);
-                else put(a.router + (l * S + slot) * D, D * 2 << (slot + 1 < S));
+                const int f = u - PAIRS(S);
+                if (f < 0) put(router + 2 * u * D, D * 2 << (2 * u + 1 < S));
+                else put(gate + f * D, D * 2, up + f * D);
             }
             for (int u = first_of(D, blockIdx.x); u < first_of(D, blockIdx.x + 1); u++) put(a.down + (l * D + u) * F, F * 2);
         }
@@ -313,38 +318,42 @@ struct Stream {
 #define MARK(i)
 #endif
 
-// One of the token's rows, by all warps that multiply: of tables as trained, which are normalised, or packed in BITS.
-__device__ __forceinline__ void fetch_row(const Args &a, float *squares, int k) {
+// One of the token's rows: of tables as trained, which are normalised, or packed in BITS. A thread has every so many.
+__device__ __forceinline__ void look_up(const Args &a, float *squares, int thread, int k) {
     const unsigned char *row = a.bytes + *a.which * a.stride;
 #if BITS == 0
     const u16 *raw = (const u16 *)row + k * D;
     float square = 0;
-    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) {
+#pragma unroll 1
+    for (int d = thread * 8; d < D; d += LOOKING * 8) {
         float x[8];
         unpack(*(const uint4 *)(raw + d), x);
 #pragma unroll
         for (int i = 0; i < 8; i++) square += x[i] * x[i];
     }
     square = sum(square);
-    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
-    sync_warps();
+    if (thread % 32 == 0) squares[thread / 32] = square;
+    sync_looking();
     square = 0;
 #pragma unroll
-    for (int i = 0; i < WARPS; i++) square += squares[i];
+    for (int i = 0; i < LOOKING / 32; i++) square += squares[i];
     const float scale = rsqrtf(square / D + a.eps);
-    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) {
+#pragma unroll 1
+    for (int d = thread * 8; d < D; d += LOOKING * 8) {
         float x[8], gain[8];
         unpack(*(const uint4 *)(raw + d), x), unpack(*(const uint4 *)(a.gains + k * D + d), gain);
 #pragma unroll
         for (int i = 0; i < 8; i++) a.rows[k * D + d + i] = x[i] * scale * gain[i];
     }
 #elif BITS == 16
-    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) unpack(*(const uint4 *)((const u16 *)row + k * D + d), a.rows + k * D + d);
+#pragma unroll 1
+    for (int d = thread * 8; d < D; d += LOOKING * 8) unpack(*(const uint4 *)((const u16 *)row + k * D + d), a.rows + k * D + d);
 #else
     const int groups = (K * D + ROW_GROUP - 1) / ROW_GROUP;
     const unsigned char *scales = row + groups * ROW_GROUP * BITS / 8, *last = scales + groups;
     const float row_scale = __uint_as_float(last[0] | last[1] << 8 | last[2] << 16 | (u32)last[3] << 24);
-    for (int d = threadIdx.x * 8; d < D; d += THREADS * 8) {
+#pragma unroll 1
+    for (int d = thread * 8; d < D; d += LOOKING * 8) {
         const int n = k * D + d;           // eight numbers are BITS bytes, and of one group
         const float scale = scales[n / ROW_GROUP] * row_scale;
         const unsigned char *codes = row + n / 8 * BITS;
@@ -381,6 +390,14 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     if (warp >= WARPS) {
         keep_few_registers();
         if (threadIdx.x == THREADS) Stream{memory, s, 0}.all(a);
+        if (!K || warp == WARPS || !a.bytes) return;
+        for (int k = me; k < K; k += G) {
+            sync_looking();
+            look_up(a, s.row_squares, threadIdx.x - THREADS - 32, k);
+            __threadfence();
+            sync_looking();
+            if (threadIdx.x == THREADS + 32) count(counter(ROWS_DONE));
+        }
         return;
     }
 
@@ -393,15 +410,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     for (int i = threadIdx.x; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
     sync_warps();
 
-    auto fetch_rows = [&] {  // where a block would wait in any case
-        for (int k = me; a.bytes && k < K; k += G) {
-            sync_warps();
-            fetch_row(a, s.squares[0], k);
-            __threadfence();
-            sync_warps();
-            if (threadIdx.x == 0) count(counter(ROWS_DONE));
-        }
-    };
     auto await_rows = [&] {
         if (a.bytes && threadIdx.x == 0) {
             while ((int)(peek(counter(ROWS_DONE)) - K * (tokens + 1)) < 0) {}
@@ -418,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     // A phase of so many units, each of R rows of n numbers, the last perhaps of fewer. Before the vector is received
     // the first unit is taken from the ring; four units are multiplied before their sums are made. Then four lanes
     // have the sum of one row: the first of them gets it, that of the unit's other row, and what `early` gave it.
-    // To each first row's sum is added what `add` gave times what `weigh` gives, of all lanes. Blocks that are done are
+    // To each first row's sum is added what `add` gave times what `weigh` gave, of all lanes. Blocks that are done are
     // counted.
     auto each = [&](int which, int units, auto size, auto rows_of, auto add, auto early, auto receive, auto weigh, auto finish) {
         constexpr int R = decltype(size)::rows, n = decltype(size)::numbers, BATCH = 4;
@@ -451,6 +459,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         take(i);
         receive();
         x.take(s.x[buffer], lane, 1);
+        const float weight = weigh();
         while (i < mine) {
             float sums[2 * BATCH] = {};
 #pragma unroll
@@ -460,7 +469,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
                 if (!rows.HELD) release(unit(b));
                 take(unit(b + 1));
             }
-            const float weight = weigh();
 #pragma unroll
             for (int b = 0; b < BATCH; b++) sums[2 * b] += weight * added[b];
             const float total = sum_of_eight(sums, lane), other = __shfl_xor_sync(~0u, total, 4);
@@ -527,7 +535,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         return rsqrtf(total / D + a.eps);
     };
     auto receive = [&](int which, int blocks, const u32 *from, auto size, u32 tag) {
-        constexpr int N = decltype(size)::numbers, EACH = (N / 4 + THREADS - 1) / THREADS;
+        constexpr int N = decltype(size)::numbers, EACH = ((N + 3) / 4 + THREADS - 1) / THREADS;
         u32 seen[EACH][4];
         counted(which, blocks, tag);
         for (bool missing = true; missing;) {
@@ -541,7 +549,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             for (int i = 0; i < EACH; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    if ((threadIdx.x + i * THREADS) * 4 < N) missing |= seen[i][j] >> 16 != (tag & 0xffff);
+                    if ((threadIdx.x + i * THREADS) * 4 + j < N) missing |= seen[i][j] >> 16 != (tag & 0xffff);
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -558,8 +566,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         const int odd = layer & 1;
         u64 *state = a.mail + STATE + odd * D, *next_state = a.mail + STATE + (odd ^ 1) * D;
         u64 *projected = a.mail + PROJECTED + odd * NQ, *parts = a.mail + PARTS + odd * KV * SPLITS * PART;
-        u64 *middle = a.mail + MIDDLE + odd * D, *routes = a.mail + ROUTES + odd * 32;
-        u32 *attended = (u32 *)(a.mail + ATTENDED) + odd * Q, *active = (u32 *)(a.mail + ACTIVE) + odd * F;
+        u64 *middle = a.mail + MIDDLE + odd * D;
+        u32 *attended = (u32 *)(a.mail + ATTENDED) + odd * Q, *active = (u32 *)(a.mail + ACTIVE) + odd * ACTIVES;
 
         float scale;
         // Queries, keys, values and the gates of these.
@@ -570,7 +578,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (2 * u + r < NQ) poke(projected + 2 * u + r, word(total * scale, tag));
             STAMP(1)
         });
-        if (GATES && layer == 0) fetch_rows(), await_rows();
+        if (GATES && layer == 0) await_rows();
         if (me < KV * SPLITS) {  // attention of one key head's queries over some positions
             const int g = me % KV, split = me / KV, cached = position;
             const int some = (cached + SPLITS) / SPLITS, from = split * some, to = min(from + some, cached + 1);
@@ -699,7 +707,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (threadIdx.x == 0) count(counter(HEAD_DONE + g));
             MARK(4)
         }
-        if (K && !GATES && layer == 0) fetch_rows();
         if (G - 1 - me < H) {  // what the splits of a head found, together
             if (threadIdx.x < H && G - 1 - me + threadIdx.x * G < H)
                 while ((int)(peek(counter(HEAD_DONE + (G - 1 - me + threadIdx.x * G) / GROUP)) - SPLITS * tag) < 0) {}
@@ -743,30 +750,28 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (d < D) poke(middle + d, word(value(was, state + d, tag - 1) + total, tag));
             STAMP(8)
         });
-        // The FFN's first half, and the router.
-        each(ACTIVE_DONE, UP, Size<2, D>(), [](int u) { return u < F ? 2 : min(2, S - 2 * (u - F)); }, no_addition, nothing, [&] {
+        // The router, and the FFN's first half.
+        each(ACTIVE_DONE, UP, Size<2, D>(), [](int u) { return u < PAIRS(S) ? min(2, S - 2 * u) : 2; }, no_addition, nothing, [&] {
             scale = receive_normed(MIDDLE_DONE, PAIRS(D), middle, tag, a.norm2 + layer * D);
             MARK(9)
         }, no_weight, [&](int u, int r, float total, float other, int) {
             const float gate = total * scale, up = other * scale;
-            const int slot = 2 * (u - F) + r;
-            if (u < F && r == 0) poke(active + u, word16(gate / (1 + __expf(-gate)) * up, tag));
-            if (u >= F && slot < S) poke(routes + slot, word(gate, tag));
+            const int f = u - PAIRS(S), slot = 2 * u + r;
+            if (f >= 0 && r == 0) poke(active + f, word16(gate / (1 + __expf(-gate)) * up, tag));
+            if (f < 0 && slot < S) poke(active + F + slot, word16(gate, tag));
             STAMP(10)
         });
         // Its second half, and the memory: a lane has one block's row; the null bank's, and those of lanes beyond, are 0.
         if (K && !GATES && layer == 0) await_rows();
-        u64 route = 0;
         each(STATE_DONE, D, Size<1, F>(), [](int) { return 1; }, [&](int u) {
             const int block = (MIXED < K ? layer % LARGER(K, 1) : 0) + lane;
             return lane < MIXED ? a.rows[block * D + u] : 0;
         }, [&](int u, int r) { return r == 0 ? peek(middle + u) : 0; }, [&] {
-            receive(ACTIVE_DONE, UP, active, Size<1, F>(), tag);
+            receive(ACTIVE_DONE, UP, active, Size<1, F + S>(), tag);
             MARK(11)
-            if (lane < S) route = peek(routes + lane);
         }, [&] {
             if (!S) return 0.0f;
-            const float logit = lane < S ? value(route, routes + lane, tag) : -1e30f;
+            const float logit = lane < S ? low(s.x[buffer][F + lane]) : -1e30f;
             const float alpha = __expf(logit - float_of(largest(order(logit))));
             return alpha * (1 << 26) / sum((u32)(alpha * (1 << 26)));  // integers are summed at once
         }, [&](int u, int r, float total, float, u64 was) {

@@ -14,7 +14,7 @@ from tide_lm.ops.nvrtc import Module, compile_source
 
 SOURCE = Path(__file__).with_name("decode.cu")
 _UNDER_WAY = 1 << 15  # bytes that a block reads at once: more make all wait longer, fewer leave memory idle
-_WARPS = (8, 6, 4, 2)
+_WARPS = (8, 6, 4)
 _SPLITS = 16
 _EARLY = 3  # a vector is looked at when all but one in so many blocks have done their part
 
@@ -100,13 +100,14 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class DecodeWeights:
-    """In bfloat16, a first dimension of layers where there is one; the head may be the embedding."""
+    """In bfloat16, a first dimension of layers where there is one; the head may be the embedding.
+
+    `qkv` has the values' gates last, `ffn` gate, up and router; rows of 0 make them multiples of 8.
+    """
 
     qkv: torch.Tensor
     o: torch.Tensor
-    gate: torch.Tensor
-    up: torch.Tensor
-    router: torch.Tensor | None
+    ffn: torch.Tensor
     down: torch.Tensor
     embed: torch.Tensor
     head: torch.Tensor

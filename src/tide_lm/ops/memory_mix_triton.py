@@ -12,6 +12,7 @@ import triton.language as tl
 from tide_lm.ops.memory_rows import RowIndex
 from tide_lm.ops.transfer import upload
 
+FEW = 1024  # positions: fewer do not occupy a GPU
 ROWS_A_PROGRAM = 16  # whose share of the gains' gradient one program adds up
 
 
@@ -41,16 +42,21 @@ def _mix_kernel(
     KS: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
-    n = tl.load(order + tl.program_id(0)).to(tl.int64)  # positions of one row follow each other: it is cached
+    """Of one position, SPAN numbers; in order, positions of one row follow each other: it is cached."""
+    n = tl.program_id(0) if order is None else tl.load(order + tl.program_id(0))
+    n = n.to(tl.int64)
     blocks = tl.arange(0, KS)
     alpha, _ = _softmax(logits + n * stride, K, blocks)
-    row = rows + tl.load(index + n).to(tl.int64) * row_stride
-    for start in range(0, D, BLOCK):
-        d = start + tl.arange(0, BLOCK)
+    u = n if index is None else tl.load(index + n).to(tl.int64)
+    row = rows + u * row_stride
+    for start in range(0, SPAN, BLOCK):
+        d = tl.program_id(1) * SPAN + start + tl.arange(0, BLOCK)
         inside = d < D
         total = tl.load(residual + n * D + d, mask=inside, other=0).to(tl.float32)
-        total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
+        if update is not None:
+            total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
         for k in tl.static_range(K):
             weight = tl.sum(tl.where(blocks == k, alpha, 0), 0)
             total += weight * tl.load(row + k * D + d, mask=inside, other=0).to(tl.float32)
@@ -176,21 +182,23 @@ def _rows_kernel(
 
 def mix(
     residual_BTD: torch.Tensor,
-    update_BTD: torch.Tensor,
+    update_BTD: torch.Tensor | None,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor,
-    order_N: torch.Tensor,
+    index_BT: torch.Tensor | None,
+    order_N: torch.Tensor | None,
 ) -> torch.Tensor:
     _, K, D = rows_UKD.shape
-    residual, index, logits_NS = residual_BTD.contiguous(), index_BT.contiguous(), logits_BTS.flatten(0, 1)
+    residual, logits_NS = residual_BTD.contiguous(), logits_BTS.flatten(0, 1)
     out = torch.empty_like(residual)
-    _mix_kernel[(index.numel(),)](
+    N, block = len(logits_NS), min(triton.next_power_of_2(D), 256)
+    span = block if N < FEW else D  # few positions are more programs
+    _mix_kernel[(N, triton.cdiv(D, span))](
         residual,
-        update_BTD.contiguous(),
+        None if update_BTD is None else update_BTD.contiguous(),
         logits_NS,
         rows_UKD,
-        index,
+        None if index_BT is None else index_BT.contiguous(),
         order_N,
         out,
         logits_NS.stride(0),
@@ -198,7 +206,8 @@ def mix(
         K,
         triton.next_power_of_2(K),
         D,
-        min(triton.next_power_of_2(D), 256),
+        block,
+        span,
         num_warps=1,
     )
     return out

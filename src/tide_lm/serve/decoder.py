@@ -1,17 +1,21 @@
 """One more token for each of several sequences; on a GPU a step is captured as a graph."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.sampling import Sampling
+from tide_lm.serve.stacking import JointProducts, why_apart
 from tide_lm.stored_memory import StoredMemory
 
 _SHORTEST = 256  # positions that are looked at
-_COMPILED = 256  # functions of one source: each number of positions and each engine has its own
+_COMPILED = 64  # functions of one source: each engine has its own
+_GROUPED = "tide_grouped"  # attention, as transformers is told
 
 
 class Forward(ABC):
@@ -36,7 +40,7 @@ class Forward(ABC):
         """How many positions a step looks at, if the longest sequence has so many."""
         reach = _SHORTEST
         while reach < longest:
-            reach *= 4
+            reach *= 2
         return min(reach, self.cache.length)
 
 
@@ -48,15 +52,24 @@ class ModelForward(Forward):
         memory = getattr(model.model, "memory", None)
         if isinstance(memory, StoredMemory) and memory.bytes_VR is None:
             self.waits = True
-            self._rows_BKD = cache.states_L2BHTd.new_zeros(len(cache.ids_B), memory.blocks, memory.hidden)
-        on_gpu = cache.ids_B.is_cuda
-        self._run = torch.compile(self._logits, fullgraph=True, dynamic=False) if on_gpu else self._logits
+            self._rows_BKD = cache.layers[0].new_zeros(len(cache.ids_B), memory.blocks, memory.hidden)
+        self._run = self._logits
+        self._for_a_step: list[Callable[[], AbstractContextManager[None]]] = []
+        self._for_a_step.append(partial(_grouped_heads, model.config))
+        if cache.ids_B.is_cuda:
+            self._run = torch.compile(self._logits, fullgraph=True)
+            if why_apart(model) is None:
+                self._for_a_step.append(JointProducts(model).used)
 
     def look_up(self, ids: list[int]) -> None:
         rows_from_host(self.model, self.cache.ids_B, self._rows_BKD)
 
     def step(self, sampling: Sampling, generator: torch.Generator) -> None:
-        self.cache.ids_B.copy_(sampling.pick(self._run(), generator))
+        with ExitStack() as stack:
+            for change in self._for_a_step:
+                stack.enter_context(change())
+            logits_BV = self._run()
+        self.cache.ids_B.copy_(sampling.pick(logits_BV, generator))
         self.cache.place_B += 1
 
     def _logits(self) -> torch.Tensor:
@@ -69,6 +82,35 @@ class ModelForward(Forward):
             **rows,
         )
         return out.logits[:, -1]
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Of one token: heads that share keys are as many tokens of one head, so that keys are not repeated."""
+    grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])
+    out = torch.nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return out.reshape(len(query), 1, -1, query.shape[-1]), None
+
+
+AttentionInterface.register(_GROUPED, _grouped_attention)
+
+
+@contextmanager
+def _grouped_heads(config: PreTrainedConfig) -> Iterator[None]:
+    usual, config._attn_implementation = config._attn_implementation, _GROUPED
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
 
 
 def rows_from_host(model: PreTrainedModel, ids_B: torch.Tensor, into_BKD: torch.Tensor) -> None:
@@ -94,7 +136,8 @@ class Decoder:
     def step(self, longest: int) -> None:
         """The next token of each sequence; `longest` is how many positions the longest has with it."""
         cache = self.forward.cache
-        cache.reach = reach = self.forward.reach(longest)
+        reach = self.forward.reach(longest)
+        cache.look_at(reach)
         if reach not in self._steps:
             self._steps[reach] = self._captured() if cache.ids_B.is_cuda else self._step
         self._steps[reach]()

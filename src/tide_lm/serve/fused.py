@@ -1,17 +1,14 @@
 """One more token for one sequence, by one kernel a token."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from tide_lm.model import EmbeddingMemory, MemoryRouter
-from tide_lm.ops.decode import DecodeKernel, DecodeShape, DecodeWeights, RowBytes
+from tide_lm.model import EmbeddingMemory
+from tide_lm.ops.decode import DecodeKernel, DecodeShape, RowBytes
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Forward, rows_from_host
 from tide_lm.serve.sampling import Sampling
+from tide_lm.serve.stacking import stack_weights, why_apart
 from tide_lm.stored_memory import StoredMemory
 
 _ROPES = ("default", "linear", "llama3", "yarn")  # which turn by the position alone
@@ -24,29 +21,20 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
         return f"{batch} sequences"
     if any(parameter.dtype != torch.bfloat16 for parameter in model.parameters()):
         return "weights that are not bfloat16"
-    if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
-        return "biases, or an activation that is not silu"
+    if config.hidden_act != "silu":
+        return f"an activation that is {config.hidden_act}, not silu"
     if getattr(config, "memory_gate", False):
         return "a gated memory"
     if config.rope_parameters.get("rope_type", "default") not in _ROPES:
         return f"positions of type {config.rope_parameters['rope_type']}"
-    if others := [part for layer in model.model.layers for part in _products(layer) if not _is_plain(part)]:
-        return f"a {type(others[0]).__name__} in the place of a matrix, such as an adapter"
+    if reason := why_apart(model):
+        return reason
     memory = getattr(model.model, "memory", None)
     if isinstance(memory, StoredMemory) and memory.file is None:
         return "packed rows that are of no file"
     if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
         return "a device that is no GPU of compute capability 9.0 or more"
     return shape_of(model).why_not(weight.device)
-
-
-def _is_plain(part: nn.Module) -> bool:
-    return type(part) in (nn.Linear, MemoryRouter) and not part._forward_hooks and not part._forward_pre_hooks
-
-
-def _products(layer: Any) -> list[nn.Module]:
-    """What multiplies with a matrix."""
-    return [part for part in layer.modules() if hasattr(part, "weight") and part.weight.ndim == 2]
 
 
 def shape_of(model: PreTrainedModel) -> DecodeShape:
@@ -69,46 +57,6 @@ def shape_of(model: PreTrainedModel) -> DecodeShape:
     )
 
 
-def stack_weights(model: PreTrainedModel) -> DecodeWeights:
-    """The weights by layers; the model's own become views of them. It is done once a model."""
-    layers, has_memory = model.model.layers, hasattr(model.model.layers[0], "router")
-    done = getattr(model, "_stacked_weights", None)
-    if done is not None and done.qkv.data_ptr() == layers[0].self_attn.q_proj.weight.data_ptr():
-        return done
-    with_gates = hasattr(layers[0].self_attn, "value_gate")
-
-    def stacked(parts_of: Callable[[Any], list[Any]]) -> torch.Tensor:
-        first = [part.weight.data for part in parts_of(layers[0])]
-        rows = sum(len(weight) for weight in first)
-        out = first[0].new_empty(len(layers), rows, *first[0].shape[1:])
-        for layer, into in zip(layers, out, strict=True):
-            parts = parts_of(layer)
-            for part, place in zip(parts, into.split([len(p.weight) for p in parts]), strict=True):
-                place.copy_(part.weight.data)
-                part.weight.data = place
-        return out
-
-    def projections(layer: Any) -> list[Any]:
-        attention = layer.self_attn
-        gates = [attention.value_gate] if with_gates else []
-        return [attention.q_proj, attention.k_proj, attention.v_proj, *gates]
-
-    model._stacked_weights = DecodeWeights(
-        qkv=stacked(projections),
-        o=stacked(lambda layer: [layer.self_attn.o_proj]),
-        gate=stacked(lambda layer: [layer.mlp.gate_proj]),
-        up=stacked(lambda layer: [layer.mlp.up_proj]),
-        router=stacked(lambda layer: [layer.router]) if has_memory else None,
-        down=stacked(lambda layer: [layer.mlp.down_proj]),
-        embed=model.model.embed_tokens.weight,
-        head=model.lm_head.weight,
-        norm1=stacked(lambda layer: [layer.input_layernorm]),
-        norm2=stacked(lambda layer: [layer.post_attention_layernorm]),
-        norm3=model.model.norm.weight,
-    )
-    return model._stacked_weights
-
-
 def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
     """Cosines of half a head's numbers, then sines, at each position."""
     like = model.get_input_embeddings().weight.new_zeros(1, dtype=torch.float32)
@@ -129,7 +77,7 @@ class FusedForward(Forward):
         self.kernel = DecodeKernel(
             shape_of(model),
             stack_weights(model),
-            cache.states_L2BHTd[:, :, 0],
+            cache.together()[:, :, 0],
             rope_table(model, cache.length),
             cache.ids_B,
             cache.place_B,
