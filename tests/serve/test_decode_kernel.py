@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import re
+import subprocess
 
 import pytest
 import torch
@@ -162,13 +164,19 @@ def test_weights_are_stacked_once():
 
 @pytest.mark.parametrize("preset", ["base-350m", "tide-8e-750m", "tide-24e-1b", "tide-8e-3b"])
 @pytest.mark.parametrize("bits", [0, 3])
-def test_the_kernel_compiles_for_hopper(preset, bits):
+def test_the_kernel_compiles_for_hopper_without_spilled_registers(preset, bits, tmp_path):
+    """A spilled one costs as much as a word from another block."""
     pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
+    triton = pytest.importorskip("triton", reason="triton, whose disassembler it takes, is not installed")
     with torch.device("meta"):
         model = TideForCausalLM(TideConfig.from_preset(preset))
     shape = dataclasses.replace(shape_of(model), bits=bits)
     code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a")
-    assert b"decode" in code
+    (tmp_path / "decode.cubin").write_bytes(code)
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", tmp_path / "decode.cubin"]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "HMMA" in listing
+    assert not re.findall(r"\b(?:STL|LDL)\b.*", listing)
 
 
 def test_what_does_not_compile_is_told():

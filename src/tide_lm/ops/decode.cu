@@ -132,7 +132,7 @@ __device__ __forceinline__ void count(u32 *p) {
 }
 // Adds a product of 16 rows with 8 columns, of 16 numbers each: a lane has two numbers in a register (m16n8k16).
 __device__ __forceinline__ void multiply_tile(float *sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -142,16 +142,20 @@ __device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
     return two;
 }
+__device__ __forceinline__ int anew(int x) {  // what is made of it is made here: kept from before, it would be spilled
+    asm volatile("" : "+r"(x));
+    return x;
+}
 __device__ __forceinline__ u32 largest(u32 x) { return __reduce_max_sync(~0u, x); }
 __device__ __forceinline__ u32 sum(u32 x) { return __reduce_add_sync(~0u, x); }
 __device__ __forceinline__ void keep_few_registers() {
 #if WARPS == 8
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
 #endif
 }
 __device__ __forceinline__ void take_more_registers() {  // all that the others left
 #if WARPS == 8
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 #endif
 }
 __device__ __forceinline__ i64 nanoseconds() {
@@ -291,6 +295,7 @@ struct Stream {
         n++;
     }
     __device__ __forceinline__ void pairs(const u16 *rows, int count, int width) {
+#pragma unroll 1
         for (int u = first_of(PAIRS(count), blockIdx.x); u < first_of(PAIRS(count), blockIdx.x + 1); u++)
             put(rows + (i64)2 * u * width, width * 2 << (2 * u + 1 < count));
     }
@@ -298,12 +303,14 @@ struct Stream {
         for (i64 l = 0; l < L; l++) {
             pairs(a.qkv + l * QKV * D, NQ, D);
             pairs(a.o + l * D * Q, D, Q);
-            const u16 *gate = a.ffn + l * FFN * D, *up = gate + F * D, *router = up + F * D;
+            const u16 *rows = a.ffn + l * FFN * D;
+#pragma unroll 1
             for (int u = first_of(UP, blockIdx.x); u < first_of(UP, blockIdx.x + 1); u++) {
                 const int f = u - PAIRS(S);
-                if (f < 0) put(router + 2 * u * D, D * 2 << (2 * u + 1 < S));
-                else put(gate + f * D, D * 2, up + f * D);
+                if (f < 0) put(rows + 2 * (F + u) * D, D * 4);
+                else put(rows + f * D, D * 2, rows + (F + f) * D);
             }
+#pragma unroll 1
             for (int u = first_of(D, blockIdx.x); u < first_of(D, blockIdx.x + 1); u++) put(a.down + (l * D + u) * F, F * 2);
         }
         pairs(a.head, V, D);
@@ -312,25 +319,43 @@ struct Stream {
 
 #ifdef TIMES
 #define STAMP(i) a.times[((i64)layer * G + me) * 16 + (i)] = nanoseconds();
-#define MARK(i) if (threadIdx.x == 0) STAMP(i)
+#define MARK(i) if (thread == 0) STAMP(i)
 #else
 #define STAMP(i)
 #define MARK(i)
 #endif
 
-// One of the token's rows: of tables as trained, which are normalised, or packed in BITS. A thread has every so many.
+// One of the token's rows: of tables as trained, which are normalised, or packed in BITS. It may be far away, so that a
+// thread asks for all of its share, eight numbers of every so many, before it uses any.
 __device__ __forceinline__ void look_up(const Args &a, float *squares, int thread, int k) {
+    constexpr int EACH = (D / 8 + LOOKING - 1) / LOOKING;
     const unsigned char *row = a.bytes + *a.which * a.stride;
-#if BITS == 0
-    const u16 *raw = (const u16 *)row + k * D;
-    float square = 0;
-#pragma unroll 1
-    for (int d = thread * 8; d < D; d += LOOKING * 8) {
-        float x[8];
-        unpack(*(const uint4 *)(raw + d), x);
+    auto chunks = [&](auto use) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) square += x[i] * x[i];
-    }
+        for (int j = 0; j < EACH; j++) {
+            const int d = (thread + j * LOOKING) * 8;
+            if (d < D) use(j, k * D + d);
+        }
+    };
+    float out[8];
+    auto put = [&](int n) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) a.rows[n + i] = out[i];
+    };
+#if BITS == 0 || BITS == 16
+    uint4 raw[EACH] = {};
+    chunks([&](int j, int n) { raw[j] = *(const uint4 *)((const u16 *)row + n); });
+#if BITS == 16
+    chunks([&](int j, int n) { unpack(raw[j], out), put(n); });
+#else
+    float square = 0;
+    uint4 gains[EACH];
+    chunks([&](int j, int n) {
+        gains[j] = *(const uint4 *)(a.gains + n);
+        unpack(raw[j], out);
+#pragma unroll
+        for (int i = 0; i < 8; i++) square += out[i] * out[i];
+    });
     square = sum(square);
     if (thread % 32 == 0) squares[thread / 32] = square;
     sync_looking();
@@ -338,39 +363,38 @@ __device__ __forceinline__ void look_up(const Args &a, float *squares, int threa
 #pragma unroll
     for (int i = 0; i < LOOKING / 32; i++) square += squares[i];
     const float scale = rsqrtf(square / D + a.eps);
-#pragma unroll 1
-    for (int d = thread * 8; d < D; d += LOOKING * 8) {
-        float x[8], gain[8];
-        unpack(*(const uint4 *)(raw + d), x), unpack(*(const uint4 *)(a.gains + k * D + d), gain);
+    chunks([&](int j, int n) {
+        float gain[8];
+        unpack(raw[j], out), unpack(gains[j], gain);
 #pragma unroll
-        for (int i = 0; i < 8; i++) a.rows[k * D + d + i] = x[i] * scale * gain[i];
-    }
-#elif BITS == 16
-#pragma unroll 1
-    for (int d = thread * 8; d < D; d += LOOKING * 8) unpack(*(const uint4 *)((const u16 *)row + k * D + d), a.rows + k * D + d);
+        for (int i = 0; i < 8; i++) out[i] *= scale * gain[i];
+        put(n);
+    });
+#endif
 #else
     const int groups = (K * D + ROW_GROUP - 1) / ROW_GROUP;
     const unsigned char *scales = row + groups * ROW_GROUP * BITS / 8, *last = scales + groups;
-    const float row_scale = __uint_as_float(last[0] | last[1] << 8 | last[2] << 16 | (u32)last[3] << 24);
-#pragma unroll 1
-    for (int d = thread * 8; d < D; d += LOOKING * 8) {
-        const int n = k * D + d;           // eight numbers are BITS bytes, and of one group
-        const float scale = scales[n / ROW_GROUP] * row_scale;
-        const unsigned char *codes = row + n / 8 * BITS;
+    u64 codes[EACH] = {};
+    u32 scale[EACH], of_row = 0;
+    chunks([&](int j, int n) {        // eight numbers are BITS bytes, and of one group
+#pragma unroll
+        for (int i = 0; i < BITS; i++) codes[j] |= (u64)row[n / 8 * BITS + i] << 8 * i;
+        scale[j] = scales[n / ROW_GROUP];
+    });
+#pragma unroll
+    for (int i = 0; i < 4; i++) of_row |= (u32)last[i] << 8 * i;
+    chunks([&](int j, int n) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-#if BITS == 8
-            const int code = codes[i];
-#elif BITS == 4
-            const int code = codes[i / 2] >> i % 2 * 4 & 15;
-#elif BITS == 3
-            const int code = (codes[i / 4] >> i % 4 * 2 & 3) + (codes[2] >> i & 1) * 4;
+#if BITS == 3
+            const int code = (codes[j] >> 2 * i & 3) + (codes[j] >> (16 + i) & 1) * 4;
 #else
-            const int code = codes[i / 4] >> i % 4 * 2 & 3;
+            const int code = codes[j] >> BITS * i & ((1 << BITS) - 1);
 #endif
-            a.rows[n + i] = a.levels[code] * scale * a.columns[n + i];
+            out[i] = a.levels[code] * (scale[j] * __uint_as_float(of_row)) * a.columns[n + i];
         }
-    }
+        put(n);
+    });
 #endif
 }
 
@@ -378,7 +402,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     char *memory = shared_memory();
     Shared &s = *(Shared *)(memory + SLOTS * SLOT);
     const Args &a = s.args;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, me = blockIdx.x, G = gridDim.x;
+    int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int me = blockIdx.x, G = gridDim.x;
     if (threadIdx.x == 0) {
         s.args = *args;
         s.done = 0;
@@ -407,11 +432,11 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     const u32 tokens = *a.step, before = tokens * L;  // that were made, and their layers
     u32 units_before = 0;
     int buffer = 0;
-    for (int i = threadIdx.x; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
+    for (int i = thread; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
     sync_warps();
 
     auto await_rows = [&] {
-        if (a.bytes && threadIdx.x == 0) {
+        if (a.bytes && thread == 0) {
             while ((int)(peek(counter(ROWS_DONE)) - K * (tokens + 1)) < 0) {}
             __threadfence();
         }
@@ -419,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     };
     auto counted = [&](int which, int blocks, u32 times) {  // waits until many of so many blocks have, so many times
         const u32 enough = (u32)min(blocks, G) * times - min(blocks, G) / EARLY;
-        if (threadIdx.x == 0)
+        if (thread == 0)
             while ((int)(peek(counter(which)) - enough) < 0) {}
         sync_warps();
     };
@@ -459,12 +484,12 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         take(i);
         receive();
         x.take(s.x[buffer], lane, 1);
-        const float weight = weigh();
         while (i < mine) {
             float sums[2 * BATCH] = {};
+            const float weight = weigh();
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
-                if (unit(b) >= mine) break;
+                if (b && unit(b) >= mine) break;
                 multiply(rows, x, sums + 2 * b);
                 if (!rows.HELD) release(unit(b));
                 take(unit(b + 1));
@@ -488,7 +513,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     auto no_addition = [](int) { return 0.0f; };
     auto no_weight = [] { return 0.0f; };
     auto nothing = [](int, int) { return 0; };
-    auto pairs_of = [](auto size) { return [](int u) { return min(2, decltype(size)::rows - 2 * u); }; };
+    auto pairs_of = [](auto size) { return [](int u) { return decltype(size)::rows % 2 ? min(2, decltype(size)::rows - 2 * u) : 2; }; };
     // A state times a gain as the vector to multiply with; returns what all products are yet to be multiplied with.
     auto receive_normed = [&](int which, int blocks, const u64 *from, u32 tag, const u16 *gain) {
         constexpr int EACH = (D / 2 + THREADS - 1) / THREADS;
@@ -497,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         float square = 0;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const int d = (threadIdx.x + i * THREADS) * 2;
+            const int d = (thread + i * THREADS) * 2;
             if (d < D) gains[i] = *(const u32 *)(gain + d);
         }
         if (from) counted(which, blocks, tag);
@@ -505,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             missing = false;
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                const int d = (threadIdx.x + i * THREADS) * 2;
+                const int d = (thread + i * THREADS) * 2;
                 if (d >= D) continue;
                 if (from) {
                     peek2(seen[i], from + d);
@@ -516,11 +541,11 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             }
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                if ((threadIdx.x + i * THREADS) * 2 < D) missing |= !tagged(seen[i][0], tag) || !tagged(seen[i][1], tag);
+                if ((thread + i * THREADS) * 2 < D) missing |= !tagged(seen[i][0], tag) || !tagged(seen[i][1], tag);
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const int d = (threadIdx.x + i * THREADS) * 2;
+            const int d = (thread + i * THREADS) * 2;
             if (d >= D) continue;
             const float first = value(seen[i][0]), second = value(seen[i][1]);
             square += first * first + second * second;
@@ -535,25 +560,25 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         return rsqrtf(total / D + a.eps);
     };
     auto receive = [&](int which, int blocks, const u32 *from, auto size, u32 tag) {
-        constexpr int N = decltype(size)::numbers, EACH = ((N + 3) / 4 + THREADS - 1) / THREADS;
+        constexpr int N = decltype(size)::numbers, EACH = (N / 4 + THREADS - 1) / THREADS;
         u32 seen[EACH][4];
         counted(which, blocks, tag);
         for (bool missing = true; missing;) {
             missing = false;
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                const int d = (threadIdx.x + i * THREADS) * 4;
+                const int d = (thread + i * THREADS) * 4;
                 if (d < N) peek4(seen[i], from + d);
             }
 #pragma unroll
             for (int i = 0; i < EACH; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    if ((threadIdx.x + i * THREADS) * 4 + j < N) missing |= seen[i][j] >> 16 != (tag & 0xffff);
+                    if ((thread + i * THREADS) * 4 < N) missing |= seen[i][j] >> 16 != (tag & 0xffff);
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const int d = (threadIdx.x + i * THREADS) * 4;
+            const int d = (thread + i * THREADS) * 4;
             if (d >= N) continue;
             uint2 four = {(seen[i][0] & 0xffff) | seen[i][1] << 16, (seen[i][2] & 0xffff) | seen[i][3] << 16};
             *(uint2 *)(s.x[buffer] + d) = four;
@@ -563,7 +588,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
 
     for (int layer = 0; layer < L; layer++) {
         const u32 tag = before + layer + 1;
-        const int odd = layer & 1;
+        const int odd = anew(layer & 1);
+        thread = anew(thread), warp = anew(warp), lane = anew(lane);
         u64 *state = a.mail + STATE + odd * D, *next_state = a.mail + STATE + (odd ^ 1) * D;
         u64 *projected = a.mail + PROJECTED + odd * NQ, *parts = a.mail + PARTS + odd * KV * SPLITS * PART;
         u64 *middle = a.mail + MIDDLE + odd * D;
@@ -599,7 +625,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             load(from + of_warp);  // which does not depend on what is awaited
             counted(PROJECTED_DONE, PAIRS(NQ), tag);
             MARK(2)
-            for (int t = threadIdx.x; t < TURNED + HD; t += THREADS) {
+            for (int t = thread; t < TURNED + HD; t += THREADS) {
                 if (t < TURNED) {
                     const int head = t / (HD / 2), d = t % (HD / 2);
                     const float cosine = s.turn[d], sine = s.turn[HD / 2 + d];
@@ -687,7 +713,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
                     if (lane == 0) to_merge[HD] = most[i], to_merge[HD + 1] = total[i];
                 }
             sync_warps();
-            for (int t = threadIdx.x; t < GROUP * HD; t += THREADS) {
+            for (int t = thread; t < GROUP * HD; t += THREADS) {
                 const int head = t / HD, d = t % HD;
                 float top = -1e30f, all = 0, mean = 0;
 #pragma unroll
@@ -704,15 +730,15 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
                 if (d == 0) poke(part + HD, word(all > 0 ? top + __logf(all) : -1e30f, tag));
             }
             sync_warps();
-            if (threadIdx.x == 0) count(counter(HEAD_DONE + g));
+            if (thread == 0) count(counter(HEAD_DONE + g));
             MARK(4)
         }
         if (G - 1 - me < H) {  // what the splits of a head found, together
-            if (threadIdx.x < H && G - 1 - me + threadIdx.x * G < H)
-                while ((int)(peek(counter(HEAD_DONE + (G - 1 - me + threadIdx.x * G) / GROUP)) - SPLITS * tag) < 0) {}
+            if (thread < H && G - 1 - me + thread * G < H)
+                while ((int)(peek(counter(HEAD_DONE + (G - 1 - me + thread * G) / GROUP)) - SPLITS * tag) < 0) {}
             sync_warps();
             MARK(5)
-            for (int t = threadIdx.x; t < (H - 1 - (G - 1 - me)) / G * HD + HD; t += THREADS) {
+            for (int t = thread; t < (H - 1 - (G - 1 - me)) / G * HD + HD; t += THREADS) {
                 const int head = G - 1 - me + t / HD * G, d = t % HD;
                 const u64 *part = parts + head / GROUP * SPLITS * PART + head % GROUP * (HD + 1);
                 u64 means[SPLITS], logs[SPLITS];
@@ -735,7 +761,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
                 poke(attended + head * HD + d, word16(mean / all, tag));
             }
             sync_warps();
-            if (threadIdx.x == 0) count(counter(ATTENDED_DONE));
+            if (thread == 0) count(counter(ATTENDED_DONE));
             MARK(6)
         }
         // What attention adds.
@@ -751,14 +777,15 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             STAMP(8)
         });
         // The router, and the FFN's first half.
-        each(ACTIVE_DONE, UP, Size<2, D>(), [](int u) { return u < PAIRS(S) ? min(2, S - 2 * u) : 2; }, no_addition, nothing, [&] {
+        each(ACTIVE_DONE, UP, Size<2, D>(), [](int) { return 2; }, no_addition, nothing, [&] {
             scale = receive_normed(MIDDLE_DONE, PAIRS(D), middle, tag, a.norm2 + layer * D);
             MARK(9)
         }, no_weight, [&](int u, int r, float total, float other, int) {
             const float gate = total * scale, up = other * scale;
             const int f = u - PAIRS(S), slot = 2 * u + r;
             if (f >= 0 && r == 0) poke(active + f, word16(gate / (1 + __expf(-gate)) * up, tag));
-            if (f < 0 && slot < S) poke(active + F + slot, word16(gate, tag));
+            if (f < 0 && slot < S)
+                for (int at = F + slot; at < ACTIVES; at += S) poke(active + at, word16(gate, tag));
             STAMP(10)
         });
         // Its second half, and the memory: a lane has one block's row; the null bank's, and those of lanes beyond, are 0.
@@ -767,13 +794,13 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             const int block = (MIXED < K ? layer % LARGER(K, 1) : 0) + lane;
             return lane < MIXED ? a.rows[block * D + u] : 0;
         }, [&](int u, int r) { return r == 0 ? peek(middle + u) : 0; }, [&] {
-            receive(ACTIVE_DONE, UP, active, Size<1, F + S>(), tag);
+            receive(ACTIVE_DONE, UP, active, Size<1, ACTIVES>(), tag);
             MARK(11)
         }, [&] {
             if (!S) return 0.0f;
             const float logit = lane < S ? low(s.x[buffer][F + lane]) : -1e30f;
             const float alpha = __expf(logit - float_of(largest(order(logit))));
-            return alpha * (1 << 26) / sum((u32)(alpha * (1 << 26)));  // integers are summed at once
+            return __fdividef(alpha * (1 << 26), sum((u32)(alpha * (1 << 26))));  // integers are summed at once
         }, [&](int u, int r, float total, float, u64 was) {
             if (r == 0) poke(next_state + u, word(value(was, middle + u, tag) + total, tag));
             STAMP(12)

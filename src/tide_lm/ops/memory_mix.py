@@ -51,7 +51,7 @@ def memory_mix(
         assert index_BT is not None
         assert update_BTD is not None
         return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *sink)
-    if rows_UKD.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_exporting():
+    if rows_UKD.is_cuda and not torch.is_grad_enabled():
         return _memory_mix_alone(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
 
