@@ -5,16 +5,13 @@ python benchmarks/decode_phases.py tide-8e-1b --try '{"WARPS": 8}' --try '{"SPLI
 
 import argparse
 import json
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import torch
 
 from tide_lm import presets, runs
 from tide_lm.config import Residence
-from tide_lm.ops.decode import DecodeShape
-from tide_lm.serve.benchmark import _model
+from tide_lm.serve.benchmark import random_model
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Decoder
 from tide_lm.serve.fused import FusedForward
@@ -24,13 +21,6 @@ PHASES = [
     *("projected in", "projected", "attention goes", "attention in", "attended", "merge goes", "merged"),
     *("o in", "o out", "up in", "up out", "down in", "down out"),
 ]
-
-
-@contextmanager
-def changed(changes):
-    macros = DecodeShape.macros
-    with mock.patch.object(DecodeShape, "macros", lambda *given: macros(*given) | changes):
-        yield
 
 
 @torch.no_grad()
@@ -52,12 +42,12 @@ def milliseconds(decoder, start=128, end=1152):
 
 
 @torch.no_grad()
-def phases(decoder, place=640):
+def phases(forward, place=640):
     """Microseconds from the median layer's beginning to each mark, in the first and in the last block."""
-    kernel = decoder.forward.kernel
-    decoder.forward.cache.place_B.fill_(place)
+    kernel = forward.kernel
+    forward.cache.place_B.fill_(place)
     for _ in range(3):
-        decoder._step()
+        kernel.decode()
     torch.cuda.synchronize()
     times_LGM = kernel.times.view(-1, kernel.blocks, 16)[:, :, : len(PHASES)].cpu()
     begins_L = times_LGM[:, :, 0].amin(1)
@@ -78,15 +68,13 @@ def main():
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = []
-    with _model(presets.get(given.preset).model, Residence()) as model:
-        cache = SlotCache(model.config, 1, 2048, model.lm_head.weight)
+    with random_model(presets.get(given.preset).model, Residence()) as model:
+        cache = SlotCache(model.config, 1, 2048, model.lm_head.weight, together=True)
         for changes in given.tries:
             record = {"changes": changes}
             try:
-                with changed(changes):
-                    record["ms"] = milliseconds(Decoder(FusedForward(model, cache), Sampling()))
-                with changed(changes | {"TIMES": 1}):
-                    record["phases_us"] = phases(Decoder(FusedForward(model, cache), Sampling()))
+                record["ms"] = milliseconds(Decoder(FusedForward(model, cache, changes), Sampling()))
+                record["phases_us"] = phases(FusedForward(model, cache, changes | {"TIMES": 1}))
             except (RuntimeError, ValueError) as error:
                 record["error"] = str(error)[:300]
             print(json.dumps(record), flush=True)

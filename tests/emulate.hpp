@@ -1,5 +1,5 @@
-// Runs a kernel on the host: every thread is a fiber, and all take turns. Copies end, and words arrive, later
-// and in any order, as they may on a GPU.
+// Runs a kernel on the host: every thread is a fiber, and all take turns, but for warps that sleep now and then.
+// Copies end, and words arrive, later and in any order, as they may on a GPU.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -147,11 +147,15 @@ static void run(std::function<void()> kernel, unsigned grid, unsigned threads, s
         f.context.uc_link = &scheduler;
         makecontext(&f.context, emulated_thread, 0);
     }
+    std::vector<int> asleep(grid * threads / 32);  // warps, some from the beginning
+    for (int &turns : asleep) turns = dice() % 4 ? 0 : dice() % 3000;
     for (long turns = 0;; turns++) {
         bool alive = false;
+        for (int &turns : asleep) turns = turns ? turns - 1 : dice() % 4096 ? 0 : dice() % 200;
         for (Fiber &f : fibers) {
             if (f.done) continue;
             alive = true;
+            if (asleep[(&f - fibers.data()) / 32]) continue;
             now = &f, threadIdx.x = f.thread, blockIdx.x = f.block;
             swapcontext(&scheduler, &f.context);
         }

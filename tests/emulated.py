@@ -58,4 +58,6 @@ class EmulatedKernel:
 
     def decode(self) -> None:
         self.seed += 1
+        if self._args.bytes:
+            self.rows_KD.fill_(torch.nan)  # which nothing may read before it is looked up
         self._code.run_decode(ctypes.byref(self._args), self.blocks, self.seed)

@@ -146,8 +146,11 @@ def test_pieces_cover_the_positions_of_each_row():
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 8), (3, 1, 5, 24, 300), (2, 7, 5, 3, 33)])
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("updated", [False, True])
-def test_without_gradients_the_mix_is_the_same(shape, indexed, updated):
-    """What runs on a GPU then, of logits that are columns of a wider product."""
+@pytest.mark.parametrize("many", [False, True])
+def test_without_gradients_the_mix_is_the_same(shape, indexed, updated, many, monkeypatch):
+    """What runs on a GPU then, of logits that are columns of a wider product, and if there are many."""
+    if INTERPRETED and many:
+        monkeypatch.setattr(importlib.import_module("tide_lm.ops.memory_mix_triton"), "FEW", 1)
     B, T, U, K, D = shape
     generator = torch.Generator().manual_seed(0)
     residual, update = (torch.randn(B, T, D, generator=generator) for _ in range(2))

@@ -46,11 +46,12 @@ def model_of(**changes) -> TideForCausalLM:
 
 def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotCache]:
     """The kernel for a model, whose memory's rows it looks up by itself."""
-    config, cache = model.config, SlotCache(model.config, 1, 32, model.lm_head.weight)
+    config = model.config
+    cache = SlotCache(config, 1, 32, model.lm_head.weight, together=True)
     kernel = EmulatedKernel(folder, shape_of(model), blocks, **macros)
     kernel.bind(
         stack_weights(model),
-        cache.together()[:, :, 0],
+        cache.states_L2BHTd[:, :, 0],
         rope_table(model, 32),
         token,
         cache.place_B,
@@ -141,12 +142,20 @@ def test_a_model_that_the_kernel_cannot_run_says_why():
     assert "8 does not divide" in DecodeShape(36, 96, 4, 2, 16, 1, 50).why_not(device)
     assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, blocks=40, mixed=40).why_not(device)
     assert "2 sequences" in why_not(model_of(), 2)
-    assert "no GPU" in why_not(model_of(), 1)
+    assert "no NVIDIA GPU" in why_not(model_of(), 1)
     assert "not bfloat16" in why_not(model_of().float(), 1)
     assert "gated" in why_not(model_of(memory_gate=True), 1)
     adapted = model_of()
     adapted.add_adapter(LoraConfig(target_modules=["q_proj"]))
     assert "Linear in the place of a matrix" in why_not(adapted.to(torch.bfloat16), 1)
+    adapted = model_of()
+    adapted.add_adapter(LoraConfig(target_modules=["lm_head"]))
+    assert "in the place of the head" in why_not(adapted.to(torch.bfloat16), 1)
+    hooked = model_of()
+    hooked(torch.tensor([[1]]), output_hidden_states=True)
+    assert "no NVIDIA GPU" in why_not(hooked, 1)
+    hooked.model.norm.register_forward_hook(lambda *_: None)
+    assert "a hook on model.norm" in why_not(hooked, 1)
     for shape, told in (
         (DecodeShape(16384, 65536, 128, 8, 128, 1, 50), "too long for 49152 bytes"),
         (DecodeShape(64, 96, 64, 64, 16, 1, 50), "64 key heads, more than 60"),
@@ -155,11 +164,31 @@ def test_a_model_that_the_kernel_cannot_run_says_why():
             shape.macros(60, 49152)
 
 
-def test_weights_are_stacked_once():
+def test_weights_are_stacked_once_and_again_when_one_is_another():
+    model = model_of()
+    first, layer = stack_weights(model), model.model.layers[1]
+    assert layer.self_attn.k_proj.weight.data_ptr() == first.qkv[1, 64:].data_ptr()
+    assert stack_weights(model).qkv.data_ptr() == first.qkv.data_ptr()
+    layer.self_attn.v_proj.weight.data = torch.ones_like(layer.self_attn.v_proj.weight)
+    layer.mlp.down_proj.weight.data = torch.ones_like(layer.mlp.down_proj.weight)
+    model.resize_token_embeddings(80)
+    again = stack_weights(model)
+    assert (again.qkv[1, 96:] == 1).all()
+    assert torch.equal(again.qkv[:, :96], first.qkv[:, :96])
+    assert (again.down[1] == 1).all()
+    assert again.o.data_ptr() == first.o.data_ptr()
+    assert len(again.head) == len(again.embed) == 80
+
+
+def test_a_model_that_was_copied_or_moved_has_stacks_of_its_own(tmp_path):
     model = model_of()
     first = stack_weights(model)
-    assert stack_weights(model) is first
-    assert model.model.layers[1].self_attn.k_proj.weight.data_ptr() == first.qkv[1, 64:].data_ptr()
+    other = copy.deepcopy(model).float()
+    assert not {stack.data_ptr() for stack in vars(stack_weights(other)).values()} & {first.qkv.data_ptr()}
+    assert torch.equal(stack_weights(other).ffn.bfloat16(), first.ffn)
+    model.save_pretrained(tmp_path)
+    kept = TideForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(kept[name], weight) for name, weight in model.state_dict().items())
 
 
 @pytest.mark.parametrize("preset", ["base-350m", "tide-8e-750m", "tide-24e-1b", "tide-8e-3b"])

@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -140,9 +141,30 @@ def test_steps_of_the_last_few_kinds_of_sampling_are_kept(model):
     assert engine.decoder(Sampling(9.0, seed=1)) is kinds[-1]
 
 
-def test_prompts_may_be_tensors(model):
-    first = [step[0] for step in Engine(model).generate(torch.tensor([[1, 2, 3]]), 5)]
-    assert first == expected(model, [1, 2, 3], 5)
+def test_prompts_and_numbers_may_be_tensors_and_arrays(model):
+    whole = expected(model, [1, 2, 3], 5)
+    sampling = Sampling(0.0, seed=np.int64(3))
+    first = Engine(model).generate(torch.tensor([[1, 2, 3]]), np.int64(5), sampling)
+    assert [step[0] for step in first] == whole
+    stop = torch.tensor([whole[2]])
+    stopped = [step[0] for step in Engine(model).generate([[1, 2, 3]], 5, stop=stop)]
+    assert stopped == whole[: whole.index(whole[2]) + 1]
+
+
+def test_an_engine_may_be_made_where_nothing_is_recorded():
+    model = tide()
+    with torch.inference_mode():
+        engine = Engine(model)
+    assert [step[0] for step in engine.generate([[1, 2, 3]], 5)] == expected(model, [1, 2, 3], 5)
+    model.train()(torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+
+
+def test_an_engine_is_told_apart_from_a_model_that_has_changed():
+    model = tide()
+    engine = Engine(model)
+    model.model.norm.weight.data = model.model.norm.weight.data.clone()
+    with pytest.raises(ValueError, match="weights were moved or replaced: make a new Engine"):
+        engine.generate([[1]])
 
 
 def test_the_cache_is_used_to_its_end_and_no_further(model):
@@ -167,6 +189,15 @@ def test_the_cache_is_used_to_its_end_and_no_further(model):
         (lambda model: Engine(model).generate([[1, 101]]), "token id 101 of prompt 0"),
         (lambda model: Engine(model).generate([[-1]]), "token id -1 of prompt 0"),
         (lambda model: Engine(model).generate([[1]], 0), "max_new_tokens is 0"),
+        (
+            lambda model: Engine(model).generate([[1]], 3.0),
+            "max_new_tokens is 3.0: it must be a whole number",
+        ),
+        (lambda model: Engine(model).generate([[1]], stop=5), r"stop is 5: it must be a list of token ids"),
+        (lambda model: Engine(model).generate([[1]], sampling=0.8), "sampling is 0.8: give a Sampling"),
+        (lambda model: Engine(model).generate([[1]], 40), "give a shorter prompt; the model knows no more"),
+        (lambda model: Engine(model, 10).generate([[1]], 10), "a larger length, up to the model's 40"),
+        (lambda model: Sampling(1.0, top_k=2.5), "top_k is 2.5: it must be a whole number"),
         (lambda model: Engine(model).generate([1, 2]), "a list of lists of token ids"),
         (lambda model: Engine(model).generate([[1.5]]), "a list of lists of token ids"),
         (lambda model: Engine(model.model), "this is a TideModel: give a causal model"),

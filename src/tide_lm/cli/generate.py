@@ -34,7 +34,7 @@ def command(
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text. One prompt's is written as it comes, of several each at its end."""
+    """Generate text. One prompt's is written as it comes, of several each when it has ended."""
     from tide_lm.evaluate.subject import open_subject
     from tide_lm.serve import Sampling
 
@@ -53,13 +53,15 @@ def command(
     with working(f"Loading {model}"):
         _ = subject.model
     started = time.monotonic()
-    generations = _generate(subject, texts, max_new_tokens, sampling, streamed=not as_json)
+    generations, first = _generate(subject, texts, max_new_tokens, sampling, streamed=not as_json)
     seconds, tokens = time.monotonic() - started, sum(one["tokens"] for one in generations)
     tell_reads(subject)
     if as_json:
-        print_json({"generations": generations, "seconds": seconds, "tokens_per_s": tokens / seconds})
+        rates = {"seconds": seconds, "first_token_s": first - started, "tokens_per_s": tokens / seconds}
+        print_json({"generations": generations, **rates})
     else:
-        typer.echo(f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} a second", err=True)
+        rate = f"{tokens / seconds:,.1f} a second, the first after {first - started:.1f} s"
+        typer.echo(f"{tokens:,} tokens in {seconds:.1f} s, {rate}", err=True)
 
 
 def _is_unicode(text: str) -> bool:
@@ -72,8 +74,8 @@ def _is_unicode(text: str) -> bool:
 
 def _generate(
     subject: "Subject", prompts: list[str], max_new_tokens: int, sampling: "Sampling", streamed: bool
-) -> list[dict[str, Any]]:
-    """On a GPU by the engine, and by transformers elsewhere; a single text is written as it comes."""
+) -> tuple[list[dict[str, Any]], float]:
+    """Texts, and when the first token came: on a GPU by the engine, and by transformers elsewhere."""
     import torch
 
     from tide_lm.serve import Engine
@@ -81,9 +83,14 @@ def _generate(
 
     model, tokenizer = subject.model, subject.tokenizer
     ids, stop = [prompt_ids(tokenizer, prompt) for prompt in prompts], stop_ids(tokenizer, model)
-    made = [Text(tokenizer, stop) for _ in prompts]
+    for prompt, given in zip(prompts, ids, strict=True):
+        if not given:
+            raise ValueError(f"the prompt {prompt!r} has no tokens, and this tokenizer none to begin with")
+    made = [Text(tokenizer, given[-1], stop) for given in ids]
+    times = []
 
     def put(number: int, token: int) -> None:
+        times.append(time.monotonic())
         made[number].ids.append(token)
         if streamed and len(prompts) == 1:
             typer.echo(made[number].take(), nl=False)
@@ -93,22 +100,31 @@ def _generate(
             text = made[number]
             typer.echo(text.take(last=True) if len(prompts) == 1 else f"{prompts[number]}{text}\n")
 
-    if model.device.type == "cuda" and subject.config.model_type in ("llama", "tide"):
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    if model.device.type == "cuda" and subject.config.model_type in ("llama", "tide") and not quantised:
         for parameter in model.parameters():  # and not the frequencies of positions
             parameter.data = parameter.data.to(torch.bfloat16)
         longest = min(max(map(len, ids)) + max_new_tokens, model.config.max_position_embeddings)
-        engine = Engine(model, max(2, longest), batch=len(prompts))
-        for step in engine.generate(ids, max_new_tokens, sampling, stop):
-            for number, token in enumerate(step):
-                if token is not None:
-                    put(number, token)
-        for number in range(len(prompts)):
-            end(number)
+        try:
+            engine = Engine(model, max(2, longest), batch=len(prompts))
+            for step in engine.generate(ids, max_new_tokens, sampling, stop):
+                for number, token in enumerate(step):
+                    if token is not None:
+                        put(number, token)
+                    if token in stop:
+                        end(number)
+        except torch.OutOfMemoryError as error:
+            many = f"{len(prompts)} prompts at once" if len(prompts) > 1 else f"{longest} tokens"
+            raise ValueError(f"there is too little memory for {many}: give fewer ({error})") from None
+        for number, text in enumerate(made):
+            if text.ids[-1] not in stop:
+                end(number)
     else:
         for number, tokens in enumerate(ids):
             generate_plainly(model, tokens, max_new_tokens, sampling, stop, partial(put, number))
             end(number)
-    return [
+    generations = [
         {"prompt": prompt, "text": str(text), "tokens": len(text.ids)}
         for prompt, text in zip(prompts, made, strict=True)
     ]
+    return generations, times[0]

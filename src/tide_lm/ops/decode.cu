@@ -5,8 +5,8 @@
 // blocks wait for each other. Warps take rows from the ring, two at a time, and multiply them with a vector
 // that all blocks made together. Such vectors travel through global memory as words of a value and a tag: who
 // needs one reads until its tag is right, so there is neither a barrier between blocks nor, but for the rows of
-// memory, a fence. Counters tell when it is worth to look; what they say may be early. Warps that neither stream nor
-// multiply look the token's rows of memory up. The last block to end picks the most likely token.
+// memory and at the end, a fence. Counters tell when it is worth to look; what they say may be early. Warps that
+// neither stream nor multiply look the token's rows of memory up. The last block to end picks the most likely token.
 //
 // Sizes are macros: D hidden, F of the FFN, H heads, KV key heads, HD of a head, L layers, V vocabulary,
 // K blocks of memory, MIXED of them in a layer, S slots of its router, GATES of its values, SPLITS of attention,
@@ -266,12 +266,12 @@ template <int R, int n> struct Size {
 struct Held {
     Args args;
     int done;                              // units of a phase
-    float squares[2][WARPS], row_squares[LOOKING / 32];
+    float squares[WARPS], row_squares[LOOKING / 32];
     u64 best[WARPS];
     float own[(GROUP + 2) * HD];           // queries, key and value of this token, of one key head
     float attended[GROUP * APART * (HD + 2)];
     float turn[HD];                        // how far a head's numbers are turned at this position
-    u16 x[2][LARGER(LARGER(D, ACTIVES), Q)] __attribute__((aligned(16)));
+    u16 x[LARGER(LARGER(D, ACTIVES), Q)] __attribute__((aligned(16)));
 };
 constexpr int SLOTS = (ROOM - (int)sizeof(Held)) / (SLOT + 2 * (int)sizeof(u64));
 static_assert(WARPS + LIMIT <= SLOTS, "a warp must not wait for a slot that is two rounds behind");
@@ -417,7 +417,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         if (threadIdx.x == THREADS) Stream{memory, s, 0}.all(a);
         if (!K || warp == WARPS || !a.bytes) return;
         for (int k = me; k < K; k += G) {
-            sync_looking();
             look_up(a, s.row_squares, threadIdx.x - THREADS - 32, k);
             __threadfence();
             sync_looking();
@@ -431,7 +430,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
     const i64 token = *a.token;
     const u32 tokens = *a.step, before = tokens * L;  // that were made, and their layers
     u32 units_before = 0;
-    int buffer = 0;
     for (int i = thread; i < HD; i += THREADS) s.turn[i] = a.rope[(i64)position * HD + i];
     sync_warps();
 
@@ -483,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         prepare();
         take(i);
         receive();
-        x.take(s.x[buffer], lane, 1);
+        x.take(s.x, lane, 1);
         while (i < mine) {
             float sums[2 * BATCH] = {};
             const float weight = weigh();
@@ -508,7 +506,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (i < mine) prepare();
         }
         units_before += mine;
-        buffer ^= 1;
     };
     auto no_addition = [](int) { return 0.0f; };
     auto no_weight = [] { return 0.0f; };
@@ -549,14 +546,14 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (d >= D) continue;
             const float first = value(seen[i][0]), second = value(seen[i][1]);
             square += first * first + second * second;
-            *(u32 *)(s.x[buffer] + d) = both(first * low(gains[i]), second * high(gains[i]));
+            *(u32 *)(s.x + d) = both(first * low(gains[i]), second * high(gains[i]));
         }
         square = sum(square);
-        if (lane == 0) s.squares[buffer][warp] = square;
+        if (lane == 0) s.squares[warp] = square;
         sync_warps();
         float total = 0;
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) total += s.squares[buffer][i];
+        for (int i = 0; i < WARPS; i++) total += s.squares[i];
         return rsqrtf(total / D + a.eps);
     };
     auto receive = [&](int which, int blocks, const u32 *from, auto size, u32 tag) {
@@ -581,7 +578,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             const int d = (thread + i * THREADS) * 4;
             if (d >= N) continue;
             uint2 four = {(seen[i][0] & 0xffff) | seen[i][1] << 16, (seen[i][2] & 0xffff) | seen[i][3] << 16};
-            *(uint2 *)(s.x[buffer] + d) = four;
+            *(uint2 *)(s.x + d) = four;
         }
         sync_warps();
     };
@@ -798,7 +795,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             MARK(11)
         }, [&] {
             if (!S) return 0.0f;
-            const float logit = lane < S ? low(s.x[buffer][F + lane]) : -1e30f;
+            const float logit = lane < S ? low(s.x[F + lane]) : -1e30f;
             const float alpha = __expf(logit - float_of(largest(order(logit))));
             return __fdividef(alpha * (1 << 26), sum((u32)(alpha * (1 << 26))));  // integers are summed at once
         }, [&](int u, int r, float total, float, u64 was) {

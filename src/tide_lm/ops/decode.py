@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -67,7 +68,7 @@ class DecodeShape:
         slot = max(4 * self.hidden, 4 * self.heads * self.head_dim, 2 * self.intermediate)
         slot += -slot % 16
         group = self.heads // self.key_heads
-        held = 4096 + 4 * max(self.hidden, self.intermediate, self.heads * self.head_dim)
+        held = 4096 + 2 * max(self.hidden, self.intermediate + 32, self.heads * self.head_dim)
         limit = max(2, min(_UNDER_WAY, shared // 4) // slot)
         for warps in _WARPS:
             merged = 4 * group * warps * (self.head_dim + 2) + 4 * (group + 3) * self.head_dim
@@ -184,13 +185,15 @@ class DecodeKernel:
         rows: RowBytes | None,
         eps: float,
         value_scale: float,
+        changes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        """`changes` of macros are for measuring: with TIMES, `times` has when a layer's parts were done."""
         device = ids_1.device
         self.blocks, shared = _sizes(device)
-        macros = shape.macros(self.blocks, shared)
+        macros = {**shape.macros(self.blocks, shared), **changes}
         architecture = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
         module = Module(compile_source(SOURCE.read_text(), macros, architecture))
-        self._decode = module.kernel("decode", module.number("threads"), shared, all_at_once=True)
+        self._decode = module.kernel("decode", module.number("threads"), shared)
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
         given |= buffers(shape, self.blocks, module.number("mail_words"), device)
         if "TIMES" in macros:

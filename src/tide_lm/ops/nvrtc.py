@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-_DYNAMIC_SHARED, _CARVEOUT = (
-    8,
-    9,
-)  # CU_FUNC_ATTRIBUTE_: MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT
+# CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, and ..._PREFERRED_SHARED_MEMORY_CARVEOUT
+_DYNAMIC_SHARED, _CARVEOUT = 8, 9
 
 
 def compile_source(source: str, macros: Mapping[str, int], architecture: str) -> bytes:
@@ -43,14 +41,13 @@ class Module:
         _call("cuModuleLoadData", ctypes.byref(self._handle), code)
         weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
 
-    def kernel(self, name: str, threads: int, shared: int = 0, all_at_once: bool = False) -> "Kernel":
-        """With `all_at_once` a launch fails where its blocks cannot all run at the same time."""
+    def kernel(self, name: str, threads: int, shared: int) -> "Kernel":
+        """Of so many threads a block, with so many bytes of shared memory."""
         function = ctypes.c_void_p()
         _call("cuModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
         _call("cuFuncSetAttribute", function, _CARVEOUT, 100)  # as all have it, none waits for it to change
-        if shared:
-            _call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, shared)
-        return Kernel(self, function, threads, shared, all_at_once)
+        _call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, shared)
+        return Kernel(self, function, threads, shared)
 
     def number(self, name: str) -> int:
         """A constant of the source."""
@@ -61,21 +58,19 @@ class Module:
 
 
 class Kernel:
-    def __init__(
-        self, module: Module, function: ctypes.c_void_p, threads: int, shared: int, all_at_once: bool
-    ) -> None:
+    def __init__(self, module: Module, function: ctypes.c_void_p, threads: int, shared: int) -> None:
         self._module, self._function = module, function  # the code lives as long as its module
-        self._threads, self._shared, self._all_at_once = threads, shared, all_at_once
+        self._threads, self._shared = threads, shared
 
     def __call__(self, blocks: int, *args: Any) -> None:
-        """Launches it on the present stream; arguments are ctypes' numbers and structures."""
+        """Launches it on the present stream, where all blocks must be able to run at the same time.
+
+        Arguments are ctypes' numbers and structures.
+        """
         places = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         size = (blocks, 1, 1, self._threads, 1, 1, self._shared)
-        if self._all_at_once:
-            _call("cuLaunchCooperativeKernel", self._function, *size, stream, places)
-        else:
-            _call("cuLaunchKernel", self._function, *size, stream, places, None)
+        _call("cuLaunchCooperativeKernel", self._function, *size, stream, places)
 
 
 def _candidates() -> Iterator[str]:

@@ -38,7 +38,7 @@ def measure(
     start, end = context
     about = {"preset": preset, "k": shape.num_memory_blocks, "memory": str(memory), "batch": batch}
     about["context"] = list(context)
-    with _model(shape, Residence(memory)) as model:
+    with random_model(shape, Residence(memory)) as model:
         prompts = torch.randint(shape.vocab_size, (batch, start), generator=_seeded()).tolist()
         engine = Engine(model, end, batch)
         kind = "engine, one kernel" if engine.why_not_fused is None else "engine"
@@ -88,7 +88,7 @@ def measure_store(
         path = Path(folder) / "rows.tide"
         random_store(path, shape, BITS, counts_V)
         for place in (Place.device, Place.store):
-            with _model(shape, Residence(place, cache_bytes), path) as model:
+            with random_model(shape, Residence(place, cache_bytes), path) as model:
                 times, missed = _forced(model, ids)
             if place is Place.device:
                 found["device_ms"] = 1e3 * statistics.median(times)
@@ -126,7 +126,9 @@ def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], li
 
 
 @contextmanager
-def _model(shape: ModelConfig, residence: Residence, store: Path | None = None) -> Iterator[TideForCausalLM]:
+def random_model(
+    shape: ModelConfig, residence: Residence, store: Path | None = None
+) -> Iterator[TideForCausalLM]:
     """Of random weights, in bfloat16; packed, with a store, if its rows are not on the device."""
     device, packed = _device(), store is not None or residence.place is not Place.device
     kept = {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}} if packed else {}

@@ -16,13 +16,24 @@ class SlotCache:
 
     is_compileable = True
 
-    def __init__(self, config: PreTrainedConfig, batch: int, length: int, like: torch.Tensor) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        batch: int,
+        length: int,
+        like: torch.Tensor,
+        together: bool = False,
+    ) -> None:
+        """With all layers `together` it is one tensor, of which a compiled step would copy all."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # A compiled step copies a tensor in which it writes two parts: each layer has its own. To look at all
-        # positions would be a case apart: one is never looked at.
-        shape = (2, batch, config.num_key_value_heads, length + 1, head)
+        # To look at all positions would be a case apart for a compiled step: one is never looked at.
+        shape, layers = (2, batch, config.num_key_value_heads, length + 1, head), config.num_hidden_layers
         self.length = length
-        self.layers = [like.new_zeros(shape) for _ in range(config.num_hidden_layers)]
+        self.states_L2BHTd = like.new_zeros(layers, *shape) if together else None
+        if self.states_L2BHTd is None:
+            self.layers = [like.new_zeros(shape) for _ in range(layers)]
+        else:
+            self.layers = list(self.states_L2BHTd)
         self.ids_B = torch.zeros(batch, dtype=torch.long, device=like.device)
         self.place_B = torch.zeros_like(self.ids_B)
         self._sequences_B = torch.arange(batch, device=like.device)
@@ -35,12 +46,6 @@ class SlotCache:
             self._seen[reach] = torch.arange(reach, device=self.place_B.device)
             torch._dynamo.mark_dynamic(self._seen[reach], 0)
         self.seen_T = self._seen[reach]
-
-    def together(self) -> torch.Tensor:
-        """All layers' in one tensor, of which they are parts from now on: no longer for a compiled step."""
-        states_L2BHTd = torch.stack(self.layers)
-        self.layers = list(states_L2BHTd)
-        return states_L2BHTd
 
     def mask(self) -> torch.Tensor:
         """What the token at each place sees, its own position included; True as `sdpa` has it."""

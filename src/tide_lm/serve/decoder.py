@@ -28,6 +28,7 @@ class Forward(ABC):
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
+        self.pool = torch.cuda.graph_pool_handle() if cache.ids_B.is_cuda else None  # of all captured steps
 
     @abstractmethod
     def look_up(self, ids: list[int]) -> None:
@@ -131,7 +132,7 @@ class Decoder:
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(seed)
+            self.generator.manual_seed(int(seed))
 
     def step(self, longest: int) -> None:
         """The next token of each sequence; `longest` is how many positions the longest has with it."""
@@ -164,7 +165,7 @@ class Decoder:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.forward.pool):
             self._step()
         restore()
         return graph.replay

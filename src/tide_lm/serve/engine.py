@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.decoder import Decoder, ModelForward
+from tide_lm.serve.decoder import Decoder, Forward, ModelForward
 from tide_lm.serve.fused import FusedForward, why_not
-from tide_lm.serve.sampling import Sampling
+from tide_lm.serve.sampling import Sampling, whole_number
 
 Tokens = list[int | None]  # of one step: of each sequence, None after its end
 _KINDS = 4  # of sampling whose steps are kept
@@ -20,11 +20,13 @@ _KINDS = 4  # of sampling whose steps are kept
 class Engine:
     """Generates with a Llama or TIDE model on its device: up to `batch` sequences of `length` tokens at once.
 
-    Caches are made once. One generation runs at a time: a new one ends that before it. One sequence is
-    decoded by a single kernel where that can be (`why_not_fused` tells), unless not `fused`; for that the
-    model's weights are moved together.
+    Caches are made once. One generation runs at a time, on one CUDA stream: a new one ends that before it.
+    One sequence is decoded by a single kernel where that can be (`why_not_fused` tells), unless not `fused`.
+    The model is for inference from then on (`eval`), and on a GPU its weights are moved together; after they
+    were moved or replaced by others, make another engine.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self, model: PreTrainedModel, length: int | None = None, batch: int = 1, fused: bool = True
     ) -> None:
@@ -43,12 +45,30 @@ class Engine:
         if rotary.inv_freq.dtype != torch.float32:  # as after model.to(torch.bfloat16): positions would blur
             model.model.rotary_emb = type(rotary)(config).to(model.device)
         self.vocabulary = config.vocab_size
-        self.cache = SlotCache(config, batch, self.length, model.get_input_embeddings().weight)
         self.why_not_fused = why_not(model, batch) if fused else "it was not wanted"
-        kind = ModelForward if self.why_not_fused else FusedForward
-        self.forward = kind(model, self.cache)
+        self.forward = self._forward()
+        self.cache = self.forward.cache
+        self._weights = _places(model)
         self._decoders: dict[Sampling, Decoder] = {}
         self._generations = 0
+
+    def _cache(self, together: bool) -> SlotCache:
+        like = self.model.get_input_embeddings().weight
+        return SlotCache(self.model.config, self.batch, self.length, like, together)
+
+    def _forward(self) -> Forward:
+        if self.why_not_fused is None:
+            try:
+                return FusedForward(self.model, self._cache(together=True))
+            except ValueError as error:  # of a compiler that is not there, or too old
+                self.why_not_fused = str(error)
+        rope = self.model.config.rope_parameters.get("rope_type")
+        if self.model.device.type == "cuda" and rope == "dynamic":  # which asks for the longest position
+            raise ValueError(
+                "positions of type dynamic do not compile: on a GPU they need the kernel for one sequence "
+                f"(what keeps it from that: {self.why_not_fused})"
+            )
+        return ModelForward(self.model, self._cache(together=False))
 
     def generate(
         self,
@@ -62,10 +82,18 @@ class Engine:
             lists = [[index(token) for token in prompt] for prompt in prompts]
         except TypeError:
             raise ValueError("prompts must be a list of lists of token ids, such as [[5, 6, 7]]") from None
-        self._check(lists, max_new_tokens)
-        longest = max(map(len, lists))
-        most = self.length - longest if max_new_tokens is None else max_new_tokens
-        return self._run(lists, most, sampling or Sampling(), frozenset(stop))
+        try:
+            ends = frozenset(map(index, stop))
+        except TypeError:
+            raise ValueError(f"stop is {stop!r}: it must be a list of token ids, such as [2]") from None
+        most = None if max_new_tokens is None else whole_number("max_new_tokens", max_new_tokens)
+        if not isinstance(sampling, Sampling | None):
+            raise ValueError(f"sampling is {sampling!r}: give a Sampling, such as Sampling(temperature=0.8)")
+        self._check(lists, most)
+        if _places(self.model) != self._weights:
+            raise ValueError("the model's weights were moved or replaced: make a new Engine")
+        most = self.length - max(map(len, lists)) if most is None else most
+        return self._run(lists, most, sampling or Sampling(), ends)
 
     def _run(
         self, prompts: list[list[int]], most: int, sampling: Sampling, stop: frozenset[int]
@@ -140,10 +168,12 @@ class Engine:
                     f"{self.vocabulary}: use the tokenizer that this model was trained with"
                 )
             if len(prompt) + (max_new_tokens or 1) > self.length:
+                known = self.model.config.max_position_embeddings
+                larger = f"give the engine a larger length, up to the model's {known}"
                 raise ValueError(
                     f"prompt {number} has {len(prompt)} tokens, which with {max_new_tokens or 1} new are "
-                    f"more than the cache's {self.length}: ask for fewer, or give the engine a larger "
-                    f"length, up to the model's {self.model.config.max_position_embeddings}"
+                    f"more than the cache's {self.length}: ask for fewer, or "
+                    + (larger if self.length < known else "give a shorter prompt; the model knows no more")
                 )
 
 
@@ -163,6 +193,10 @@ def _check_model(model: PreTrainedModel) -> None:
         raise ValueError(f"weights are on {', '.join(sorted(map(str, devices)))}: put them on one device")
     if model.device.type == "cuda" and model.device.index != torch.cuda.current_device():
         raise ValueError(f"the model is on {model.device}: call torch.cuda.set_device with that first")
+
+
+def _places(model: PreTrainedModel) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]
 
 
 class _Sent:

@@ -1,6 +1,10 @@
 """One more token for one sequence, by one kernel a token."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from tide_lm.model import EmbeddingMemory
@@ -8,10 +12,11 @@ from tide_lm.ops.decode import DecodeKernel, DecodeShape, RowBytes
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Forward, rows_from_host
 from tide_lm.serve.sampling import Sampling
-from tide_lm.serve.stacking import stack_weights, why_apart
+from tide_lm.serve.stacking import is_plain, stack_weights, why_apart
 from tide_lm.stored_memory import StoredMemory
 
-_ROPES = ("default", "linear", "llama3", "yarn")  # which turn by the position alone
+# Which turn by the position alone; dynamic ones do as far as the model knows positions.
+_ROPES = ("default", "linear", "llama3", "yarn", "dynamic")
 
 
 def why_not(model: PreTrainedModel, batch: int) -> str | None:
@@ -29,12 +34,24 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
         return f"positions of type {config.rope_parameters['rope_type']}"
     if reason := why_apart(model):
         return reason
+    for part in (model.lm_head, model.get_input_embeddings()):
+        if not is_plain(part):
+            return f"a {type(part).__name__} in the place of the head or the embedding, such as an adapter"
+    if hooked := [name for name, part in model.named_modules() if _has_hooks(part)]:
+        return f"a hook on {hooked[0] or 'the model'}"
     memory = getattr(model.model, "memory", None)
     if isinstance(memory, StoredMemory) and memory.file is None:
         return "packed rows that are of no file"
-    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
-        return "a device that is no GPU of compute capability 9.0 or more"
+    is_nvidia = weight.device.type == "cuda" and torch.version.cuda is not None
+    if not is_nvidia or torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return "a device that is no NVIDIA GPU of compute capability 9.0 or more"
     return shape_of(model).why_not(weight.device)
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """But for those that transformers leaves behind where states were asked for."""
+    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    return any(not hook.__module__.startswith("transformers.") for hook in hooks)
 
 
 def shape_of(model: PreTrainedModel) -> DecodeShape:
@@ -68,8 +85,12 @@ def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
 class FusedForward(Forward):
     """By one kernel a token, of a model for which `why_not` says nothing."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: SlotCache, changes: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """The cache must be one tensor; for `changes` see DecodeKernel."""
         super().__init__(model, cache)
+        assert cache.states_L2BHTd is not None
         memory = getattr(model.model, "memory", None)
         self._place_1 = None if memory is None else pinned_place(memory)
         rows = None if memory is None else row_bytes(memory, cache.ids_B, self._place_1)
@@ -77,13 +98,14 @@ class FusedForward(Forward):
         self.kernel = DecodeKernel(
             shape_of(model),
             stack_weights(model),
-            cache.together()[:, :, 0],
+            cache.states_L2BHTd[:, :, 0],
             rope_table(model, cache.length),
             cache.ids_B,
             cache.place_B,
             rows,
             model.config.rms_norm_eps,
             getattr(model.config, "memory_value_scale", 1.0),
+            changes,
         )
 
     def look_up(self, ids: list[int]) -> None:

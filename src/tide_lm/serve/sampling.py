@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
 import torch
 
@@ -23,11 +25,11 @@ class Sampling:
             raise ValueError(
                 f"temperature is {self.temperature}: it must be 0, which is greedy, or more, and finite"
             )
-        if self.top_k is not None and self.top_k < 1:
+        if self.top_k is not None and whole_number("top_k", self.top_k) < 1:
             raise ValueError(f"top_k is {self.top_k}: it must be 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
-        if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
+        if self.seed is not None and not 0 <= whole_number("seed", self.seed) < 2**63:
             raise ValueError(f"seed is {self.seed}: it must be a whole number from 0 to 2**63 - 1")
 
     def pick(self, logits_BV: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -47,6 +49,13 @@ class Sampling:
             before_BC = chance_BC.cumsum(-1) - chance_BC  # so the first is never left out
             likely_BC = likely_BC.masked_fill(before_BC >= self.top_p, -math.inf)
         return ids_BC.gather(-1, _drawn(likely_BC, generator)[:, None])[:, 0]
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}: it must be a whole number") from None
 
 
 def _drawn(logits_BC: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:

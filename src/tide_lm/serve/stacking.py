@@ -3,6 +3,7 @@
 Shapes: L layers, N rows, D of a vector.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,15 +21,16 @@ def why_apart(model: PreTrainedModel) -> str | None:
     if model.config.attention_bias or model.config.mlp_bias:
         return "biases"
     products = [part for part in model.model.layers.modules() if getattr(part, "weight", None) is not None]
-    if others := [part for part in products if part.weight.ndim == 2 and not _is_plain(part)]:
+    if others := [part for part in products if part.weight.ndim == 2 and not is_plain(part)]:
         return f"a {type(others[0]).__name__} in the place of a matrix, such as an adapter"
     if len(types := {str(part.weight.dtype) for part in products}) > 1:
         return f"weights of {' and '.join(sorted(types))}"
     return None
 
 
-def _is_plain(part: nn.Module) -> bool:
-    return type(part) in (nn.Linear, MemoryRouter) and not part._forward_hooks and not part._forward_pre_hooks
+def is_plain(part: nn.Module) -> bool:
+    """Whether it does what its weight says, and nothing else."""
+    return type(part) in (nn.Linear, nn.Embedding, MemoryRouter) and "forward" not in vars(part)
 
 
 def _projections(layer: Any) -> list[Any]:
@@ -42,38 +44,46 @@ def _ffn(layer: Any) -> list[Any]:
 
 
 def stack_weights(model: PreTrainedModel) -> DecodeWeights:
-    """The weights by layers; the model's own become views of them. It is done once a model.
+    """The weights by layers; the model's own become views of them, if they are not yet."""
+    layers = model.model.layers
+    return DecodeWeights(
+        qkv=_stacked([_projections(layer) for layer in layers]),
+        o=_stacked([[layer.self_attn.o_proj] for layer in layers]),
+        ffn=_stacked([_ffn(layer) for layer in layers]),
+        down=_stacked([[layer.mlp.down_proj] for layer in layers]),
+        embed=model.model.embed_tokens.weight,
+        head=model.lm_head.weight,
+        norm1=_stacked([[layer.input_layernorm] for layer in layers]),
+        norm2=_stacked([[layer.post_attention_layernorm] for layer in layers]),
+        norm3=model.model.norm.weight,
+    )
+
+
+def _stacked(layers: Sequence[Sequence[Any]]) -> torch.Tensor:
+    """The parts' weights of each layer, one below the other.
 
     Products of a multiple of 8 rows are faster, so that there are some of 0.
     """
-    layers = model.model.layers
-    done = getattr(model, "_stacked_weights", None)
-    if done is not None and done.qkv.data_ptr() == layers[0].self_attn.q_proj.weight.data_ptr():
-        return done
+    sizes = [len(part.weight) for part in layers[0]]
+    first = layers[0][0].weight.data
+    shape = (len(layers), sum(sizes) + -sum(sizes) % 8, *first.shape[1:])
 
-    def stacked(parts_of: Callable[[Any], Sequence[Any]]) -> torch.Tensor:
-        first = [part.weight.data for part in parts_of(layers[0])]
-        rows = sum(len(weight) for weight in first)
-        out = first[0].new_zeros(len(layers), rows + -rows % 8, *first[0].shape[1:])
-        for layer, into in zip(layers, out, strict=True):
-            parts = parts_of(layer)
-            for part, place in zip(parts, into[:rows].split([len(p.weight) for p in parts]), strict=True):
-                place.copy_(part.weight.data)
-                part.weight.data = place
-        return out
+    def places(stack: torch.Tensor) -> list[torch.Tensor]:
+        return [place for layer in stack for place in layer[: sum(sizes)].split(sizes)]
 
-    model._stacked_weights = DecodeWeights(
-        qkv=stacked(_projections),
-        o=stacked(lambda layer: [layer.self_attn.o_proj]),
-        ffn=stacked(_ffn),
-        down=stacked(lambda layer: [layer.mlp.down_proj]),
-        embed=model.model.embed_tokens.weight,
-        head=model.lm_head.weight,
-        norm1=stacked(lambda layer: [layer.input_layernorm]),
-        norm2=stacked(lambda layer: [layer.post_attention_layernorm]),
-        norm3=model.model.norm.weight,
-    )
-    return model._stacked_weights
+    parts = [part for layer in layers for part in layer]
+    if first.untyped_storage().nbytes() == math.prod(shape) * first.itemsize:  # perhaps it was stacked before
+        stack = first.new_empty(0).set_(first.untyped_storage(), 0, shape)
+        if all(
+            part.weight.data_ptr() == place.data_ptr()
+            for part, place in zip(parts, places(stack), strict=True)
+        ):
+            return stack
+    stack = first.new_zeros(shape)
+    for part, place in zip(parts, places(stack), strict=True):
+        place.copy_(part.weight.data)
+        part.weight.data = place
+    return stack
 
 
 class _Joint:

@@ -26,15 +26,21 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> froz
 
 
 class Text:
-    """Grows by tokens; `take` gives what is new, and keeps back characters of which a part is missing."""
+    """Grows by tokens; `take` gives what is new, and keeps back characters of which a part is missing.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]) -> None:
+    It is decoded with the token before it, as some tokenizers leave out a text's first space.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, before: int, stop: frozenset[int]) -> None:
         self.tokenizer, self.stop = tokenizer, stop
         self.ids: list[int] = []
-        self._told = 0
+        self._before, self._told = before, 0
 
     def __str__(self) -> str:
         ids = [token for token in self.ids if token not in self.stop]
+        return self._decode([self._before, *ids])[len(self._decode([self._before])) :]
+
+    def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def take(self, last: bool = False) -> str:
@@ -79,7 +85,7 @@ def generate_plainly(
         drawn |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0}
         drawn["top_p"] = 1.0 if sampling.top_p is None else sampling.top_p
         if sampling.seed is not None:
-            torch.manual_seed(sampling.seed)
+            torch.manual_seed(int(sampling.seed))
     ids_BT = torch.tensor([prompt], device=model.device)
     model.generate(
         ids_BT,
