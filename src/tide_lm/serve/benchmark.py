@@ -17,6 +17,7 @@ from tide_lm import presets
 from tide_lm.compress.benchmark import random_store
 from tide_lm.config import ModelConfig, Place, Residence
 from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.serve.decoder import ModelForward
 from tide_lm.serve.engine import Engine
 from tide_lm.serve.sampling import Sampling
 
@@ -45,6 +46,7 @@ def measure(
         yield about | {"by": kind, "weight_bytes": _weight_bytes(model)} | _timed(engine, prompts)
         if peers and engine.why_not_fused is None:
             plain = Engine(model, end, batch, fused=False)
+            plain.forward = ModelForward(model, plain.cache, tuned=False)
             yield about | {"by": "compiled, static cache"} | _timed(plain, prompts)
             del plain
         del engine

@@ -46,9 +46,9 @@ class Forward(ABC):
 
 
 class ModelForward(Forward):
-    """By the model's own forward, compiled on a GPU."""
+    """By the model's own forward, compiled on a GPU; not `tuned`, with its own products and attention."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, tuned: bool = True) -> None:
         super().__init__(model, cache)
         memory = getattr(model.model, "memory", None)
         if isinstance(memory, StoredMemory) and memory.bytes_VR is None:
@@ -56,10 +56,11 @@ class ModelForward(Forward):
             self._rows_BKD = cache.layers[0].new_zeros(len(cache.ids_B), memory.blocks, memory.hidden)
         self._run = self._logits
         self._for_a_step: list[Callable[[], AbstractContextManager[None]]] = []
-        self._for_a_step.append(partial(_grouped_heads, model.config))
+        if tuned:
+            self._for_a_step.append(partial(_grouped_heads, model.config))
         if cache.ids_B.is_cuda:
             self._run = torch.compile(self._logits, fullgraph=True)
-            if why_apart(model) is None:
+            if tuned and why_apart(model) is None:
                 self._for_a_step.append(JointProducts(model).used)
 
     def look_up(self, ids: list[int]) -> None:
