@@ -87,10 +87,11 @@ def _generate(
         if not given:
             raise ValueError(f"the prompt {prompt!r} has no tokens, and this tokenizer none to begin with")
     made = [Text(tokenizer, given[-1], stop) for given in ids]
-    times = []
+    first = 0.0
 
     def put(number: int, token: int) -> None:
-        times.append(time.monotonic())
+        nonlocal first
+        first = first or time.monotonic()
         made[number].ids.append(token)
         if streamed and len(prompts) == 1:
             typer.echo(made[number].take(), nl=False)
@@ -127,4 +128,4 @@ def _generate(
         {"prompt": prompt, "text": str(text), "tokens": len(text.ids)}
         for prompt, text in zip(prompts, made, strict=True)
     ]
-    return generations, times[0]
+    return generations, first

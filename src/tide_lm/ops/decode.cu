@@ -133,9 +133,9 @@ __device__ __forceinline__ void count(u32 *p) {
 // Adds a product of 16 rows with 8 columns, of 16 numbers each: a lane has two numbers in a register (m16n8k16).
 __device__ __forceinline__ void multiply_tile(float *sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
     u32 two;
@@ -280,7 +280,7 @@ struct Shared : Held {
 };
 extern "C" __device__ const int mail_words = WORDS, threads = ALL_THREADS;
 
-struct Stream {
+struct Stream {                            // its loops are not unrolled, for which it has too few registers
     char *ring;
     Shared &s;
     u32 n;
@@ -376,7 +376,7 @@ __device__ __forceinline__ void look_up(const Args &a, float *squares, int threa
     const unsigned char *scales = row + groups * ROW_GROUP * BITS / 8, *last = scales + groups;
     u64 codes[EACH] = {};
     u32 scale[EACH], of_row = 0;
-    chunks([&](int j, int n) {        // eight numbers are BITS bytes, and of one group
+    chunks([&](int j, int n) {             // eight numbers are BITS bytes, and of one group
 #pragma unroll
         for (int i = 0; i < BITS; i++) codes[j] |= (u64)row[n / 8 * BITS + i] << 8 * i;
         scale[j] = scales[n / ROW_GROUP];

@@ -51,8 +51,8 @@ def memory_mix(
         assert index_BT is not None
         assert update_BTD is not None
         return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *sink)
-    if rows_UKD.is_cuda and not torch.is_grad_enabled():
-        return _memory_mix_alone(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
+    if rows_UKD.is_cuda and not torch.is_grad_enabled():  # the rows of all positions need not be gathered
+        return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
 
 
@@ -99,11 +99,11 @@ def _memory_mix(
     residual_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor,
-    update_BTD: torch.Tensor,
-    sink_BTD: torch.Tensor,
-    sink_BTK: torch.Tensor,
-    order_N: torch.Tensor,
+    index_BT: torch.Tensor | None,
+    update_BTD: torch.Tensor | None,
+    sink_BTD: torch.Tensor | None = None,
+    sink_BTK: torch.Tensor | None = None,
+    order_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if use_triton(rows_UKD):
         from tide_lm.ops.memory_mix_triton import mix
@@ -117,38 +117,11 @@ def _(
     residual_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor,
-    update_BTD: torch.Tensor,
-    sink_BTD: torch.Tensor,
-    sink_BTK: torch.Tensor,
-    order_N: torch.Tensor,
-) -> torch.Tensor:
-    return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("tide_lm::memory_mix_alone", mutates_args=())
-def _memory_mix_alone(
-    residual_BTD: torch.Tensor,
-    logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None,
     update_BTD: torch.Tensor | None,
-) -> torch.Tensor:
-    """Without gradients, the rows of all positions are not gathered."""
-    if use_triton(rows_UKD):
-        from tide_lm.ops.memory_mix_triton import mix
-
-        return mix(residual_BTD, update_BTD, logits_BTS, rows_UKD, index_BT, None)
-    return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
-
-
-@_memory_mix_alone.register_fake
-def _(
-    residual_BTD: torch.Tensor,
-    logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor | None,
-    update_BTD: torch.Tensor | None,
+    sink_BTD: torch.Tensor | None = None,
+    sink_BTK: torch.Tensor | None = None,
+    order_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
 

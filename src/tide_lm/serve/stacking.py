@@ -107,7 +107,10 @@ class _Joint:
 
 
 class JointProducts:
-    """Has queries, keys and values made by one product, and so the FFN's first half and the router."""
+    """Has queries, keys and values made by one product, and so the FFN's first half and the router.
+
+    All weights are stacked for it, so that an engine that needs them all moves none under another.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         weights = stack_weights(model)

@@ -35,10 +35,11 @@ class Text:
         self.tokenizer, self.stop = tokenizer, stop
         self.ids: list[int] = []
         self._before, self._told = before, 0
+        self._skipped = len(self._decode([before]))
 
     def __str__(self) -> str:
         ids = [token for token in self.ids if token not in self.stop]
-        return self._decode([self._before, *ids])[len(self._decode([self._before])) :]
+        return self._decode([self._before, *ids])[self._skipped :]
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
