@@ -124,7 +124,7 @@ static void multiply_tile(float *sums, unsigned a0, unsigned a1, unsigned a2, un
     __syncwarp();
 }
 static long long nanoseconds() { return 0; }
-static int anew(int x) { return x; }
+static int anew(int x, int) { return x; }
 static void keep_few_registers() {}
 static void take_more_registers() {}
 

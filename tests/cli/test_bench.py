@@ -185,6 +185,8 @@ def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
     for run in engines:
         assert run["gb_per_s"] == pytest.approx(run["weight_bytes"] / run["ms_per_token"] / 1e6)
         assert run["tokens_per_s"] == pytest.approx(1e3 * run["batch"] / run["ms_per_token"])
+        base = next(other for other in engines if (other["k"], other["batch"]) == (0, run["batch"]))
+        assert run["over_base"] == pytest.approx(run["ms_per_token"] / base["ms_per_token"] - 1)
     assert written["store"]["tokens"] == 5
     assert written["store"]["hit_rate"] == 1.0
 

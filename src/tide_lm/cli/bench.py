@@ -142,7 +142,10 @@ def decode(
                 if place is Place.device or shape.num_memory_blocks:
                     with working(f"Timing {name}, {sequences} at once, rows on {place}"):
                         found += measure(name, place, sequences, context, peers and not found)
+    bases = {run["batch"]: run["ms_per_token"] for run in found if not run["k"] and "weight_bytes" in run}
     for run in found:
+        if run["batch"] in bases:
+            run["over_base"] = run["ms_per_token"] / bases[run["batch"]] - 1
         if "weight_bytes" in run:
             run["gb_per_s"] = run["weight_bytes"] / run["ms_per_token"] / 1e6
             run["floor_ms"] = 1e3 * run["weight_bytes"] / read
@@ -160,11 +163,10 @@ def decode(
     if as_json:
         print_json(result)
         return
-    bases = {run["batch"]: run["ms_per_token"] for run in found if not run["k"] and "vram_gb" in run}
     columns = ["model", "by", "rows", "batch", "ms/token", "tokens/s", "GB/s", "of floor", "over base"]
     columns += ["first ms", "GB"]
     title = f"Decoding from {context[0]:,} to {context[1]:,} tokens; {read / 1e12:.2f} TB/s are read"
-    print_table(title, columns, (_decoded(run, bases.get(run["batch"])) for run in found))
+    print_table(title, columns, map(_decoded, found))
     if forced is not None:
         rows = [
             (name, f"{value:,.3f}") for name, value in result["store"].items() if isinstance(value, float)
@@ -208,7 +210,7 @@ def _end_on_signals() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
-def _decoded(run: dict[str, Any], base: float | None) -> tuple[str, ...]:
+def _decoded(run: dict[str, Any]) -> tuple[str, ...]:
     def shown(name: str, form: str) -> str:
         return "-" if run.get(name) is None else format(run[name], form)
 
@@ -221,7 +223,7 @@ def _decoded(run: dict[str, Any], base: float | None) -> tuple[str, ...]:
         shown("tokens_per_s", ",.1f"),
         shown("gb_per_s", ",.0f"),
         shown("of_floor", ".0%"),
-        "-" if base is None else f"{run['ms_per_token'] / base - 1:+.1%}",
+        shown("over_base", "+.1%"),
         shown("first_token_ms", ".1f"),
         shown("vram_gb", ".2f"),
     )

@@ -12,7 +12,7 @@
 // K blocks of memory, MIXED of them in a layer, S slots of its router, GATES of its values, SPLITS of attention,
 // WARPS that multiply, ROOM bytes of shared memory, SLOT of one place in the ring, LIMIT of copies under way, BITS
 // of packed rows (0: they are not packed) and ROW_GROUP of their numbers with one scale. A vector is looked at when
-// all but one in EARLY of its blocks are done.
+// all but one in EARLY of its blocks are done. Of D numbers a block has SHARE at most.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -142,8 +142,10 @@ __device__ __forceinline__ u32 both(float first, float second) {  // as bfloat16
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
     return two;
 }
-__device__ __forceinline__ int anew(int x) {  // what is made of it is made here: kept from before, it would be spilled
+// What is made of it is made here: kept from before, it would be spilled.
+__device__ __forceinline__ int anew(int x, int below) {
     asm volatile("" : "+r"(x));
+    __builtin_assume((u32)x < (u32)below);
     return x;
 }
 __device__ __forceinline__ u32 largest(u32 x) { return __reduce_max_sync(~0u, x); }
@@ -270,6 +272,7 @@ struct Held {
     u64 best[WARPS];
     float own[(GROUP + 2) * HD];           // queries, key and value of this token, of one key head
     float attended[GROUP * APART * (HD + 2)];
+    float rows[LARGER(K, 1) * SHARE];      // what the token's rows have for this block: all of its first number, ...
     float turn[HD];                        // how far a head's numbers are turned at this position
     u16 x[LARGER(LARGER(D, ACTIVES), Q)] __attribute__((aligned(16)));
 };
@@ -439,6 +442,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             __threadfence();
         }
         sync_warps();
+        const int first = first_of(D, me), mine = first_of(D, me + 1) - first;
+        for (int k = warp; k < K; k += WARPS)
+            for (int u = lane; u < mine; u += 32) s.rows[u * K + k] = a.rows[k * D + first + u];
+        sync_warps();
     };
     auto counted = [&](int which, int blocks, u32 times) {  // waits until many of so many blocks have, so many times
         const u32 enough = (u32)min(blocks, G) * times - min(blocks, G) / EARLY;
@@ -455,7 +462,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         constexpr int R = decltype(size)::rows, n = decltype(size)::numbers, BATCH = 4;
         const int first = first_of(units, me), mine = first_of(units, me + 1) - first, row = lane / 4 % 2;
         if (mine <= 0) return;
-        int i = (warp + WARPS - units_before % WARPS) % WARPS;
+        const u32 before_it = units_before;
+        int i = (warp + WARPS - before_it % WARPS) % WARPS;
         Part<R, n> rows{};  // without a first value registers are spilled
         Part<1, n> x{};
         float added[BATCH] = {};
@@ -464,11 +472,11 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         auto finishes = [&] { return lane % 4 == 0 && unit(lane / 8) < mine; };
         auto release = [&](int unit) {
             __syncwarp();
-            if (lane == 0) arrive(&s.empty[(units_before + unit) % SLOTS]);
+            if (lane == 0) arrive(&s.empty[(before_it + unit) % SLOTS]);
         };
         auto take = [&](int unit) {
             if (unit >= mine) return;
-            const u32 n = units_before + unit, slot = n % SLOTS;
+            const u32 n = before_it + unit, slot = n % SLOTS;
             wait(&s.full[slot], n / SLOTS & 1);
             rows.take(memory + slot * SLOT, lane, rows_of(first + unit));
             if (rows.HELD) release(unit);
@@ -481,10 +489,12 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
         prepare();
         take(i);
         receive();
+        units_before += mine;
+        if (i >= mine) return;
         x.take(s.x, lane, 1);
-        while (i < mine) {
+        const float weight = weigh();      // while x is on its way to registers
+        do {
             float sums[2 * BATCH] = {};
-            const float weight = weigh();
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
                 if (b && unit(b) >= mine) break;
@@ -504,8 +514,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             }
             i += BATCH * WARPS;
             if (i < mine) prepare();
-        }
-        units_before += mine;
+        } while (i < mine);
     };
     auto no_addition = [](int) { return 0.0f; };
     auto no_weight = [] { return 0.0f; };
@@ -585,8 +594,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
 
     for (int layer = 0; layer < L; layer++) {
         const u32 tag = before + layer + 1;
-        const int odd = anew(layer & 1);
-        thread = anew(thread), warp = anew(warp), lane = anew(lane);
+        const int odd = anew(layer & 1, 2);
+        thread = anew(thread, THREADS), warp = anew(warp, WARPS), lane = anew(lane, 32);
         u64 *state = a.mail + STATE + odd * D, *next_state = a.mail + STATE + (odd ^ 1) * D;
         u64 *projected = a.mail + PROJECTED + odd * NQ, *parts = a.mail + PARTS + odd * KV * SPLITS * PART;
         u64 *middle = a.mail + MIDDLE + odd * D;
@@ -773,6 +782,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             if (d < D) poke(middle + d, word(value(was, state + d, tag - 1) + total, tag));
             STAMP(8)
         });
+        if (K && !GATES && layer == 0) await_rows();
         // The router, and the FFN's first half.
         each(ACTIVE_DONE, UP, Size<2, D>(), [](int) { return 2; }, no_addition, nothing, [&] {
             scale = receive_normed(MIDDLE_DONE, PAIRS(D), middle, tag, a.norm2 + layer * D);
@@ -786,10 +796,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) decode(const Args *
             STAMP(10)
         });
         // Its second half, and the memory: a lane has one block's row; the null bank's, and those of lanes beyond, are 0.
-        if (K && !GATES && layer == 0) await_rows();
         each(STATE_DONE, D, Size<1, F>(), [](int) { return 1; }, [&](int u) {
             const int block = (MIXED < K ? layer % LARGER(K, 1) : 0) + lane;
-            return lane < MIXED ? a.rows[block * D + u] : 0;
+            return lane < MIXED ? s.rows[(u - first_of(D, me)) * K + block] : 0;
         }, [&](int u, int r) { return r == 0 ? peek(middle + u) : 0; }, [&] {
             receive(ACTIVE_DONE, UP, active, Size<1, ACTIVES>(), tag);
             MARK(11)

@@ -68,7 +68,9 @@ class DecodeShape:
         slot = max(4 * self.hidden, 4 * self.heads * self.head_dim, 2 * self.intermediate)
         slot += -slot % 16
         group = self.heads // self.key_heads
-        held = 4096 + 2 * max(self.hidden, self.intermediate + 32, self.heads * self.head_dim)
+        share = -(-self.hidden // processors)
+        held = 4096 + 4 * share * self.blocks
+        held += 2 * max(self.hidden, self.intermediate + 32, self.heads * self.head_dim)
         limit = max(2, min(_UNDER_WAY, shared // 4) // slot)
         for warps in _WARPS:
             merged = 4 * group * warps * (self.head_dim + 2) + 4 * (group + 3) * self.head_dim
@@ -94,6 +96,7 @@ class DecodeShape:
             "SLOT": slot,
             "LIMIT": limit,
             "EARLY": _EARLY,
+            "SHARE": share,
             "BITS": self.bits,
             "ROW_GROUP": self.group,
         }

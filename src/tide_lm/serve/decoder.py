@@ -59,7 +59,9 @@ class ModelForward(Forward):
         if tuned:
             self._for_a_step.append(partial(_grouped_heads, model.config))
         if cache.ids_B.is_cuda:
-            self._run = torch.compile(self._logits, fullgraph=True)
+            # What makes a model's own products faster costs a minute, and ours little.
+            options = None if tuned else {"coordinate_descent_tuning": True}
+            self._run = torch.compile(self._logits, fullgraph=True, options=options)
             if tuned and why_apart(model) is None:
                 self._for_a_step.append(JointProducts(model).used)
 
