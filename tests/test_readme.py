@@ -89,3 +89,37 @@ def test_the_speeds_shown_are_those_of_the_json():
     before, after = (run for run in with_values if run["k"])
     assert f"from {before['step_ms']:.1f} to {after['step_ms']:.1f} ms a step" in TRAINING
     assert f"from {before['peak_gb']:.1f} to {after['peak_gb']:.1f} GB" in TRAINING
+
+
+def test_the_speeds_of_generation_are_those_of_the_json():
+    found = json.loads((ROOT / "results" / "h200" / "decode.json").read_text(encoding="utf-8"))
+    names = {"base-1b": "base", "tide-8e-1b": "TIDE-8E", "tide-24e-1b": "TIDE-24E"}
+    rows = {"device": "tables", "cpu": "4 bits, `cpu`"}
+    others = {
+        "compiled, static cache": "base, compiled and captured, static cache",
+        "transformers": "base, `generate` of transformers",
+        "transformers, static cache": "the same, static cache, compiled",
+    }
+    for run in found["runs"]:
+        name, place = names[run["preset"]], rows.get(run["memory"]) if run["k"] else ""
+        if run["batch"] == 32:
+            assert f"{name} {'makes ' if not run['k'] else ''}{run['tokens_per_s']:,.0f}" in README
+        elif run["by"] in others:
+            memory = f"{run['vram_gb']:.2f}" if "vram_gb" in run else ""
+            assert f"| {others[run['by']]} | | {run['ms_per_token']:.3f} | | {memory}".rstrip() in README
+        elif place is not None:
+            cells = f"{run['ms_per_token']:.3f} | {run['of_floor']:.0%}".replace("%", " %")
+            line = f"| {name} | {place} | {cells} | {run['vram_gb']:.2f} |".replace("|  |", "| |")
+            assert line in README
+    base = found["runs"][0]
+    far = next(run for run in found["runs"] if (run["k"], run["memory"]) == (24, "cpu"))
+    store = found["store"]
+    for told in (
+        f"takes {base['ms_per_token']:.3f} ms, and with 24 tables",
+        f"{far['ms_per_token']:.3f} ms and {far['vram_gb'] - base['vram_gb']:.2f} GB more",
+        f"weights once takes {found['floor_ms']:.3f} ms",
+        f"{store['hit_rate']:.0%} of its tokens".replace("%", " %"),
+        f"take {store['hit_ms']:.3f} ms; others take {store['miss_ms']:.3f} ms",
+        f"it is {store['device_ms']:.3f} ms",
+    ):
+        assert told in README

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
@@ -59,9 +60,9 @@ class ModelForward(Forward):
         if tuned:
             self._for_a_step.append(partial(_grouped_heads, model.config))
         if cache.ids_B.is_cuda:
-            # What makes a model's own products faster costs a minute, and ours little.
-            options = None if tuned else {"coordinate_descent_tuning": True}
-            self._run = torch.compile(self._logits, fullgraph=True, options=options)
+            # Which takes a minute to make a model's own products faster, and does little for ours.
+            search: dict[str, Any] | None = None if tuned else {"coordinate_descent_tuning": True}
+            self._run = torch.compile(self._logits, fullgraph=True, options=search)
             if tuned and why_apart(model) is None:
                 self._for_a_step.append(JointProducts(model).used)
 
