@@ -48,10 +48,15 @@ def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: 
 
 def load(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Fills the given tensors, all or some of those saved, in place and returns the state."""
-    with _plain_errors(checkpoint):
-        reader = HuggingFaceStorageReader(str(checkpoint))
-        dcp.load(tensors, storage_reader=reader, no_dist=not ranks.together())
+    fill(checkpoint, tensors)
     return read_state(checkpoint)
+
+
+def fill(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Fills tensors in place from a folder of safetensors files; all ranks take part."""
+    with _plain_errors(folder):
+        reader = HuggingFaceStorageReader(str(folder))
+        dcp.load(tensors, storage_reader=reader, no_dist=not ranks.together())
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

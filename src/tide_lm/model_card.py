@@ -7,7 +7,7 @@ from typing import Any
 
 from tide_lm import __version__
 from tide_lm.estimate import count_parameters
-from tide_lm.run_config import RunConfig
+from tide_lm.run_config import ModelSection, RunConfig
 
 
 def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, dict[str, Any]]) -> str:
@@ -17,6 +17,7 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
     """
     settings = config.to_dict()
     settings["data"]["path"] = data = Path(config.data.path).name  # the rest may be private
+    settings["model"]["start"] = Path(config.model.start).name
     shape, validation = config.model.shape(), results["validation"]
     blocks = shape.num_memory_blocks
     kind = f"A TIDE model with {blocks} memory blocks" if blocks else "A base model (Llama, no memory)"
@@ -29,7 +30,7 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
             "---",
             f"# {_plain(name)}",
             "",
-            f"{kind}, preset `{config.model.preset}`, {count_parameters(shape).total:,} parameters, "
+            f"{kind}, {_origin(config.model)}, {count_parameters(shape).total:,} parameters, "
             f"trained with `tide-lm` {__version__} for {validation['step']:,} steps on {tokens:,} tokens of "
             f"`{data}`.",
             "",
@@ -48,6 +49,10 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
             "",
         ]
     )
+
+
+def _origin(model: ModelSection) -> str:
+    return f"preset `{model.preset}`" if model.preset else f"from `{_plain(model.name)}`"
 
 
 def _deciles(validation: dict[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ _AUTO_MAP = {
 }
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-_OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.(value|memory)_gate\.")
+OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.(value|memory)_gate\.")
 _SWITCHES = {".value_gate.": "memory_values", ".memory_gate.": "memory_gate"}  # by what they add
 
 
@@ -230,7 +230,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         model, info = super().from_pretrained(
             *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
         )
-        missing = sorted(key for key in info["missing_keys"] if _OF_MEMORY.search(key))
+        missing = sorted(key for key in info["missing_keys"] if OF_MEMORY.search(key))
         only_gates = all("_gate." in key for key in missing)
         for part, switch in _SWITCHES.items():
             beyond = sorted(key for key in info["unexpected_keys"] if part in key)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,13 @@ from tide_lm.config import ModelConfig
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A preset, and what differs from it. A `vocab_size` or `intermediate_size` of 0 is the preset's."""
+    """A preset, and what differs from it; or a folder to start from, which decides on all of it.
+
+    A `vocab_size` or `intermediate_size` of 0 is the preset's.
+    """
 
     preset: str = "tide-4e-tiny"
+    start: str = ""
     vocab_size: int = 0
     intermediate_size: int = 0
     memory_gain_init: float = 1.0
@@ -27,7 +32,28 @@ class ModelSection:
     memory_gate: bool = False
     tie_word_embeddings: bool = True
 
+    @classmethod
+    def of_folder(cls, folder: str) -> "ModelSection":
+        shape = ModelConfig.from_folder(Path(folder))
+        values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return cls(
+            preset="",
+            start=folder,
+            memory_gain_init=float(values.get("memory_gain_init", 1)),
+            memory_values=shape.memory_values,
+            memory_value_scale=float(values.get("memory_value_scale", 1)),
+            memory_own_block=shape.memory_own_block,
+            memory_gate=shape.memory_gate,
+            tie_word_embeddings=shape.tie_word_embeddings,
+        )
+
+    @property
+    def name(self) -> str:
+        return self.preset or Path(self.start).name
+
     def shape(self) -> ModelConfig:
+        if self.start:
+            return ModelConfig.from_folder(Path(self.start))
         model = presets.get(self.preset).model
         try:
             return dataclasses.replace(
@@ -83,6 +109,8 @@ class TrainSection:
     batch: int = 8
     micro_batch: int = 0  # 0: the whole batch
     seed: int = 0
+    parts: Literal["all", "memory", "lora"] = "all"
+    lora_rank: int = 16
     dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     activation_checkpointing: bool = False
@@ -120,12 +148,15 @@ _FIXED = (
     "optim.table_update",
     "optim.table_moments",
     "train.seed",
+    "train.parts",
+    "train.lora_rank",
     "train.record_gradients",
 )
 _AT_LEAST_ONE = (
     "data.sequence",
     "train.steps",
     "train.batch",
+    "train.lora_rank",
     "train.log_every",
     "train.validation_sequences",
     "train.checkpoint_every",
@@ -241,8 +272,16 @@ class RunConfig:
             yield {name: given for name, given in resumed.items() if name != "recipe"}
             return
         model = _mapping("model", values.get("model", {}))
+        recipe = RECIPES[_checked("recipe", values.setdefault("recipe", "best"), Recipe)]
+        if start := _checked("model.start", model.get("start", ""), str):
+            if others := [key for key in model if key != "start"]:
+                raise ValueError(
+                    f"model.{others[0]} is that of {start}, the model to start from: leave it out"
+                )
+            yield {"model": dataclasses.asdict(ModelSection.of_folder(start)), "optim": recipe["optim"]}
+            return
         yield presets.get(_checked("model.preset", model.get("preset", ModelSection.preset), str)).settings
-        yield RECIPES[_checked("recipe", values.setdefault("recipe", "best"), Recipe)]
+        yield recipe
 
     @classmethod
     def load(

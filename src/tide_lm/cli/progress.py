@@ -33,6 +33,38 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
+def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """Gives `begin(bytes)`, which gives `advance(bytes)`; a bar on a terminal, lines elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    if not sys.stderr.isatty():
+        with working("Writing") as tell:
+
+            def begin(total: int) -> Callable[[int], None]:
+                done = 0
+
+                def advance(count: int) -> None:
+                    nonlocal done
+                    done += count
+                    tell(f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB")
+
+                return advance
+
+            yield begin
+        return
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("write", total=None)
+
+        def begin_bar(total: int) -> Callable[[int], None]:
+            bar.update(task, total=total)
+            return lambda count: bar.advance(task, count)
+
+        yield begin_bar
+
+
+@contextmanager
 def training_progress(
     steps: int, shown: bool = True
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:

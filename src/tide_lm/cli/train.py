@@ -1,5 +1,6 @@
 """`tide-lm train`: prepared tokens in, a Hugging Face folder out."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,10 @@ from tide_lm.run_config import RunConfig, flat
 
 def command(
     config: Annotated[Path | None, typer.Argument(help="The run's settings, a TOML file.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="A TIDE or Llama folder, or a run, to go on from: model.start."),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value; wins over the file; repeatable.")
     ] = None,
@@ -31,6 +36,9 @@ def command(
     """Train a base or a TIDE model on prepared data; resumable to the bit."""
     folder = runs.RunDirectory(run)
     before = folder.read_config() if resume else None
+    if start is not None:
+        export = start / "export"
+        settings = [*(settings or ()), f"model.start={json.dumps(str(export if export.is_dir() else start))}"]
     try:
         if resume and before is None and config is None and not settings:
             if folder.checkpoints.exists():

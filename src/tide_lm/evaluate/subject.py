@@ -24,6 +24,7 @@ from tide_lm.config import Place, Residence
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
+from tide_lm.interop import low_rank
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.pretrained import check_place, store_path
 from tide_lm.runs import RunDirectory, write_result
@@ -120,7 +121,7 @@ def open_subject(
     if owner is None:
         if step is not None:
             raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
-        _check_exists(model)
+        check_exists(model)
         config, tokenizer = _open_folder(model)
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = _frequencies(counts, tokenizer, config) or _stored_frequencies(model, tokenizer, config)
@@ -145,7 +146,7 @@ def open_subject(
         state = checkpoint.read_state(path)
         config = TideConfig.from_dict(state["model"])
         tokenizer = tokenizers.load(str(_prepared(data) / "tokenizer"))
-        load = partial(_load_checkpoint, path, config)
+        load = partial(_load_checkpoint, path, config, state["config"]["train"])
     if counts is None and data.exists():
         counts = data
     return Subject(
@@ -194,7 +195,7 @@ def _check_place(run: Path, model: str) -> None:
             raise ValueError(f"{run} holds results of {other}: give another place for {model} with --run")
 
 
-def _check_exists(model: str) -> None:
+def check_exists(model: str) -> None:
     """A name on the Hub is at most OWNER/NAME, and its owner is no folder here."""
     path = Path(model)
     if not path.exists() and (len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.exists())):
@@ -268,12 +269,15 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
     return path
 
 
-def _load_checkpoint(path: Path, config: TideConfig) -> PreTrainedModel:
+def _load_checkpoint(path: Path, config: TideConfig, settings: dict[str, Any]) -> PreTrainedModel:
     with torch.device("meta"):
         model = TideForCausalLM(config)
+        if settings.get("parts") == "lora":
+            low_rank.add(model, settings["lora_rank"])
     model.to_empty(device="cpu")
     model.tie_weights()
     checkpoint.load(path, {f"model.{name}": value.data for name, value in model.named_parameters()})
+    low_rank.merge(model)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not saved
     return model
 

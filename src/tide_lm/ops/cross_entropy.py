@@ -50,8 +50,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         head, tokens = head_VD.to(low), len(targets_N)
         losses_N = torch.empty(tokens, dtype=wide, device=hidden_ND.device)
         objective = losses_N.new_zeros(())
+        d_head_VD = None
         if learning:
             d_hidden_ND = torch.empty_like(hidden_ND, dtype=low)
+        if learning and ctx.needs_input_grad[1]:
             d_head_VD = torch.empty_like(head_VD, dtype=wide)  # wide, since chunks add up here
         with torch.autocast(device, enabled=False):
             for start in range(0, tokens, chunk):
@@ -72,7 +74,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if learning:
                     d_logits = d_logits.to(low)
                     d_hidden_ND[part] = d_logits @ head
-                    _add_product(d_head_VD, d_logits.T, hidden, first=start == 0)
+                    if d_head_VD is not None:
+                        _add_product(d_head_VD, d_logits.T, hidden, first=start == 0)
         if learning:
             ctx.save_for_backward(d_hidden_ND, d_head_VD)
         ctx.mark_non_differentiable(losses_N)
@@ -82,7 +85,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_objective: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         d_hidden_ND, d_head_VD = ctx.saved_tensors
-        return d_hidden_ND * d_objective, d_head_VD.mul_(d_objective), None, None, None, None
+        if d_head_VD is not None:
+            d_head_VD.mul_(d_objective)
+        return d_hidden_ND * d_objective, d_head_VD, None, None, None, None
 
 
 def _rows_reference(

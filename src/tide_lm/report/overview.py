@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 def facts(runs: Runs) -> Table:
     """One row a fact, one column a run."""
     rows: list[tuple[str, Callable[[Run], str]]] = [
-        ("preset", lambda run: run.config.model.preset if run.config else NOT_MEASURED),
+        ("preset", lambda run: run.config.model.name if run.config else NOT_MEASURED),
         ("memory blocks K", lambda run: NOT_MEASURED if run.blocks is None else str(run.blocks)),
         ("parameters", lambda run: quantity(run.parameters.total if run.parameters else None)),
         ("of these, in the tables", lambda run: quantity(run.parameters.tables if run.parameters else None)),

@@ -13,7 +13,7 @@ from tide_lm.data.shards import Manifest
 from tide_lm.model import Memory, TideForCausalLM
 from tide_lm.run_config import RunConfig
 from tide_lm.train.inputs import Inputs, open_inputs
-from tide_lm.train.objective import Objective, model_config
+from tide_lm.train.objective import Objective, choose_parts, model_config
 
 FIRST_CHARACTERS = 300
 
@@ -50,10 +50,13 @@ def _bytes(
     """
     lazy = config.optim.table_update == "row-lazy"
     moment = getattr(torch, config.optim.table_moments).itemsize
+    weights = list(_of_shapes(config, manifest).parameters())
+    learning = sum(weight.numel() for weight in weights if weight.requires_grad)
+    resident = learning - parameters.tables
     wholes = {
-        "weights": 4 * parameters.total,
-        "gradients": 4 * (parameters.resident if lazy else parameters.total),
-        "moments": 8 * parameters.resident + 2 * moment * parameters.tables,
+        "weights": 4 * sum(weight.numel() for weight in weights),
+        "gradients": 4 * (resident if lazy else learning),
+        "moments": 8 * resident + 2 * moment * parameters.tables,
     }
     shares = {name: -(-size // processes) for name, size in wholes.items()}
     at_once = config.train.windows_at_once(processes)
@@ -64,14 +67,21 @@ def _bytes(
     return {**shares, "activations": activations, "most": most}
 
 
+def _of_shapes(config: RunConfig, manifest: Manifest) -> TideForCausalLM:
+    """The run's model, of tensors without memory."""
+    with torch.device("meta"):
+        model = TideForCausalLM(model_config(config, manifest))
+    choose_parts(model, config.train)
+    return model
+
+
 def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int:
     """What a forward pass of so many windows keeps for the backward, without a compiler's savings.
 
     The pass is run on tensors that have a shape and no memory, and what autograd saves is counted.
     """
     eager = replace(config, train=replace(config.train, compile=False))
-    with torch.device("meta"):
-        objective = Objective(TideForCausalLM(model_config(config, manifest)), eager).train()
+    objective = Objective(_of_shapes(config, manifest), eager).train()
     sizes: dict[Any, int] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):  # the parameters on meta
         objective.to_empty(device="cpu")

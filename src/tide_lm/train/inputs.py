@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.loader import count_windows
 from tide_lm.data.shards import Manifest, TokenSplit
@@ -33,6 +34,8 @@ def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     if not len(validation):
         raise ValueError(f"{folder} holds no text out for validation: prepare it with a larger --validation")
     count_windows(validation, settings.sequence)
+    if model.start:
+        _check_same_tokenizer(Path(model.start), folder, train.manifest)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     return Inputs(train, validation, tokenizer, FrequencyBins.from_prepared(folder))
 
@@ -42,8 +45,20 @@ def _check_vocabulary(manifest: Manifest, folder: Path, model: ModelSection) -> 
     if manifest.vocab_size > vocabulary:
         raise ValueError(
             f"{folder} was tokenised with {manifest.vocab_size:,} ids, and the model has "
-            f"{vocabulary:,}: set model.vocab_size={manifest.vocab_size}, choose another preset than "
-            f"{model.preset}, or prepare the data with a smaller tokenizer"
+            f"{vocabulary:,}: "
+            + ("" if model.start else f"set model.vocab_size={manifest.vocab_size}, ")
+            + f"choose another model than {model.name}, or prepare the data with a smaller tokenizer"
+        )
+
+
+def _check_same_tokenizer(start: Path, folder: Path, manifest: Manifest) -> None:
+    """That a model which knows its tokens goes on with them, if its folder has a tokenizer."""
+    if not (start / "tokenizer.json").is_file():
+        return
+    if tokenizers.fingerprint(tokenizers.load(str(start))) != manifest.tokenizer_sha256:
+        raise ValueError(
+            f"{folder} was prepared with another tokenizer than that of {start}: prepare the text again, "
+            f"with --tokenizer {start}"
         )
 
 

@@ -10,15 +10,21 @@ import torch
 from torch import nn
 
 from tide_lm.data.shards import Manifest
+from tide_lm.interop import low_rank
 from tide_lm.model import Memory, MemoryNorm, TideConfig, TideDecoderLayer, TideForCausalLM
 from tide_lm.ops.cross_entropy import Loss, chunked_cross_entropy
 from tide_lm.ops.memory_rows import RowIndex, normed_rows
-from tide_lm.run_config import RunConfig
+from tide_lm.pretrained import OF_MEMORY
+from tide_lm.run_config import RunConfig, TrainSection
 
 
 def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
-    """The preset with what the settings and the data's tokenizer change."""
+    """That of the folder to start from, or the preset with what settings and the data's tokenizer change."""
     shape = config.model.shape()
+    if config.model.start:
+        found = TideConfig.from_pretrained(config.model.start, num_memory_blocks=shape.num_memory_blocks)
+        found.max_position_embeddings = max(shape.max_position_embeddings, config.data.sequence)
+        return found
     return TideConfig(
         **shape.to_transformers()
         | {
@@ -29,6 +35,18 @@ def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
             "eos_token_id": manifest.eos_token_id,
         }
     )
+
+
+def choose_parts(model: TideForCausalLM, settings: TrainSection) -> None:
+    """Has those parameters learn that are to, low-rank changes among them if they are wanted."""
+    if settings.parts == "all":
+        return
+    if model.model.tables is None:
+        raise ValueError(f"train.parts is {settings.parts!r}, and the model has no memory: set it to 'all'")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(bool(OF_MEMORY.search(name)))
+    if settings.parts == "lora":
+        low_rank.add(model, settings.lora_rank)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,16 @@
 """A model spread over the ranks of a run: FSDP2 for the transformer, rows with an owner for the tables."""
 
-import json
-import math
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tide_lm import ranks
+from tide_lm import checkpoint, ranks, streamed_tensors
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.train.objective import Objective
 from tide_lm.train.sharded_memory import ShardedMemory
@@ -29,8 +27,8 @@ def without_weights(config: TideConfig) -> TideForCausalLM:
     return model
 
 
-def shard(objective: Objective, device: torch.device) -> None:
-    """Spreads the parameters of a model `without_weights` over all ranks, and draws them."""
+def shard(objective: Objective, device: torch.device, start: Path | None = None) -> None:
+    """Spreads the parameters of a model `without_weights` over all ranks; draws them, or reads a folder's."""
     mesh = init_device_mesh(device.type, (ranks.count(),))
     decoder = objective.model.model
     # What a layer is given is in its precision already, or has a reason not to be.
@@ -46,7 +44,26 @@ def shard(objective: Objective, device: torch.device) -> None:
     fully_shard(objective, mesh=mesh, ignored_params=tables)
     objective.to_empty(device=device)
     objective.model.tie_weights()
-    objective.model.init_weights()
+    if start is None:
+        objective.model.init_weights()
+    else:
+        _read_weights(objective.model, start, device)
+
+
+def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) -> None:
+    """Fills each rank's share from a Hugging Face folder, low-rank changes aside."""
+    decoder, whole = model.model, None
+    decoder.rotary_emb = type(decoder.rotary_emb)(model.config).to(device)  # its buffer is in no file
+    wanted = {
+        name.replace("_proj.base.", "_proj."): parameter.detach()
+        for name, parameter in model.named_parameters()
+        if not re.search(r"_proj\.(down|up)\.", name)
+    }
+    if isinstance(memory := decoder.memory, ShardedMemory):
+        whole = wanted["model.memory.weight"] = memory.range_like(memory.weight)
+    checkpoint.fill(folder, wanted)
+    if isinstance(memory, ShardedMemory) and whole is not None:
+        memory.from_range(memory.weight, whole)
 
 
 def gather(objective: Objective) -> None:
@@ -74,27 +91,25 @@ def save_pretrained(model: TideForCausalLM, folder: Path) -> None:
             model.config.save_pretrained(folder)
             model.generation_config.save_pretrained(folder)
             file = stack.enter_context((folder / "model.safetensors").open("wb"))
-            file.write(_header(model, parameters))
+            file.write(streamed_tensors.header(_described(model, parameters)))
         for parameter in parameters.values():
             for piece in _pieces(model, parameter):
                 if file is not None:
                     file.write(piece.detach().cpu().contiguous().numpy().data)
 
 
-def _header(model: TideForCausalLM, parameters: dict[str, torch.nn.Parameter]) -> bytes:
-    """Of a safetensors file: where each tensor lies, in the order in which they are written."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
+def _described(
+    model: TideForCausalLM, parameters: dict[str, torch.nn.Parameter]
+) -> dict[str, tuple[str, list[int]]]:
+    """Types and shapes of all ranks' parameters together."""
+    found = {}
     for name, parameter in parameters.items():
         shape = list(parameter.shape)
         if model.model.memory is not None and parameter is model.model.memory.weight:
             shape[0] = model.config.vocab_size
         assert parameter.dtype == torch.float32, name
-        begin, end = end, end + 4 * math.prod(shape)
-        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+        found[name] = "F32", shape
+    return found
 
 
 def _pieces(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Iterator[torch.Tensor]:

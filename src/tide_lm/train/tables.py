@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tide_lm import ranks
 from tide_lm.model import EmbeddingMemory
@@ -31,6 +32,18 @@ class StepRows(NamedTuple):
     exchange: Exchange | None
 
 
+def are_off(memory: EmbeddingMemory) -> bool:
+    """Whether all gains are 0: rows get no gradient then, and must not decay."""
+    size = torch.linalg.vector_norm(memory.norm.weight.detach())
+    return not (size.full_tensor() if isinstance(size, DTensor) else size)
+
+
+def let_wait(memory: EmbeddingMemory | None) -> None:
+    """Has a table that is trained densely left out of the next step, while gains are 0."""
+    if memory is not None and are_off(memory):
+        memory.weight.grad = None
+
+
 class RowLazyTables:
     """Lends the rows of a batch to the model, gathers their gradients, and moves them."""
 
@@ -40,8 +53,12 @@ class RowLazyTables:
     _fetched_UKD: torch.Tensor | None  # from their owners, if there are other ranks
     _gradient_UKD: torch.Tensor | None  # of the micro-batches so far
 
-    def __init__(self, memory: EmbeddingMemory, settings: OptimSection, dtype: torch.dtype) -> None:
+    def __init__(
+        self, memory: EmbeddingMemory, settings: OptimSection, dtype: torch.dtype, waits: bool = False
+    ) -> None:
+        """A table `waits` for its first step until gains have left 0."""
         memory.weight.requires_grad_(False)
+        self._memory, self._waits = memory, waits
         self.dtype = dtype
         self._sharded = memory if isinstance(memory, ShardedMemory) else None
         self.table = row_adamw.RowTable.start(memory.weight, getattr(torch, settings.table_moments))
@@ -106,6 +123,9 @@ class RowLazyTables:
 
     def step(self, rate: float, scale: torch.Tensor) -> None:
         """Takes a step of AdamW with the gradients that were collected, times a scale."""
+        self._waits = self._waits and are_off(self._memory)
+        if self._waits:
+            return
         self.history.append(rate)
         row_adamw.step(self.table, self.own_R, self.gradient_RKD, self.history, scale)
 

@@ -17,6 +17,7 @@ from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
 from tide_lm.estimate import count_parameters, train_flops
 from tide_lm.evaluate.loss import held_out_loss
+from tide_lm.interop import low_rank
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model_card import model_card
 from tide_lm.ops.transfer import upload
@@ -25,9 +26,9 @@ from tide_lm.train import optim, parallel
 from tide_lm.train.gradients import GradientRecorder
 from tide_lm.train.inputs import open_inputs
 from tide_lm.train.monitor import Monitor
-from tide_lm.train.objective import Objective, model_config
+from tide_lm.train.objective import Objective, choose_parts, model_config
 from tide_lm.train.speed import Speedometer, progress_line
-from tide_lm.train.tables import RowLazyTables, StepRows
+from tide_lm.train.tables import RowLazyTables, StepRows, let_wait
 
 NON_FINITE_LIMIT = 3
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -69,12 +70,20 @@ class Trainer:
         )
         torch.manual_seed(config.train.seed)
         shape = model_config(config, self.inputs.manifest)
-        self.model = parallel.without_weights(shape) if ranks.together() else build(shape)
+        start = Path(config.model.start) if config.model.start else None
+        if ranks.together():
+            self.model = parallel.without_weights(shape)
+        elif start is not None:
+            self.model = TideForCausalLM.from_pretrained(start, config=shape, dtype=torch.float32)
+        else:
+            self.model = build(shape)
+        choose_parts(self.model, config.train)
         self.objective = Objective(self.model, config).train()
         if ranks.together():
-            parallel.shard(self.objective, self.device)
+            parallel.shard(self.objective, self.device, start)
         else:
             self.model.to(self.device)
+        low_rank.draw(self.model, config.train.seed)
         self.tables = self._row_lazy_tables()
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
@@ -91,7 +100,7 @@ class Trainer:
         if memory is None or self.config.optim.table_update == "dense":
             return None
         dtype = torch.bfloat16 if self.objective.in_bfloat16 else memory.weight.dtype
-        return RowLazyTables(memory, self.config.optim, dtype)
+        return RowLazyTables(memory, self.config.optim, dtype, self.model.config.memory_gain_init == 0)
 
     def _check(self) -> None:
         """All that can be wrong with a run before a model is built."""
@@ -121,9 +130,9 @@ class Trainer:
             self._refuse_changes(before)
 
     def _refuse_changes(self, before: dict[str, Any]) -> None:
-        """Where the data lie may change: the loader knows them by their checksums."""
+        """Where data lie may change, which the loader knows by their checksums, and where a model was."""
         changed = differences(RunConfig.from_dict(before), self.config)
-        changed = [line for line in changed if not line.startswith("data.path:")]
+        changed = [line for line in changed if not line.startswith(("data.path:", "model.start:"))]
         fixed = [line for line in changed if is_fixed(line)]
         if fixed:
             raise ValueError(f"{self.run.path} has begun, and cannot change\n  " + "\n  ".join(fixed))
@@ -171,7 +180,7 @@ class Trainer:
         runs.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
         tokens = settings.batch * self.config.data.sequence
         self.tell(
-            f"{self.config.model.preset}: {count_parameters(self.config.model.shape()).total:,} parameters, "
+            f"{self.config.model.name}: {count_parameters(self.config.model.shape()).total:,} parameters, "
             f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on "
             f"{f'{ranks.count()} x ' if ranks.together() else ''}{self.device.type}"
         )
@@ -184,6 +193,9 @@ class Trainer:
             )
         if self.model.model.memory is not None:
             self.tell(f"tables: {self.config.table_policy}")
+        if settings.parts != "all":
+            changes = f", and changes of rank {settings.lora_rank}" if settings.parts == "lora" else ""
+            self.tell(f"trained: the memory{changes}; all else stays as it is in {self.config.model.start}")
 
     def _loop(self) -> dict[str, Any]:
         settings = self.config.train
@@ -247,6 +259,8 @@ class Trainer:
         if self._is_finite(loss, size):
             if self.gradients is not None:  # which takes gradients as they are, before clipping
                 self.gradients.collect(self.tables)
+            if self.tables is None and self.model.config.memory_gain_init == 0:
+                let_wait(self.model.model.tables)
             optim.step(self.optimizer, self.tables, rate, settings.optim, norm, ahead=self._ahead[1])
         elif self.gradients is not None:
             self.gradients.forget()
@@ -391,6 +405,7 @@ class Trainer:
 
     def _export(self, validation: dict[str, Any]) -> None:
         """A Hugging Face folder with its tokenizer, whole or not at all."""
+        low_rank.merge(self.model)
         with ranks.first_opens(lambda: runs.write_folder(self.run.export)) as folder:
             if ranks.together():
                 parallel.save_pretrained(self.model, folder)

@@ -1,0 +1,82 @@
+"""`tide-lm upcycle`: a Llama's folder in, a TIDE model that computes the same out; and back."""
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tide_lm import runs
+from tide_lm.cli.output import AsJson, print_json
+from tide_lm.cli.progress import writing_progress
+from tide_lm.cli.texts import refuse_others
+
+
+class Tables(StrEnum):
+    noise = "noise"
+    copies = "copies"
+    rotated = "rotated"
+
+
+def command(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="A Llama: a folder with safetensors, a run's export, or a name on the Hub.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    memory_blocks: Annotated[int, typer.Option("--memory-blocks", "-k", min=1, help="Blocks K.")] = 8,
+    tables: Annotated[
+        Tables,
+        typer.Option("--tables", help="How rows begin: noise, copies of the embedding with it, or rotated."),
+    ] = Tables.noise,
+    memory_values: Annotated[
+        bool,
+        typer.Option("--memory-values/--no-memory-values", help="Rows in attention's values too."),
+    ] = True,
+    memory_value_scale: Annotated[
+        float, typer.Option("--memory-value-scale", help="What rows are multiplied with there.")
+    ] = 1.0,
+    memory_own_block: Annotated[
+        bool, typer.Option("--memory-own-block", help="One block a layer, instead of all K.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of tables and routers.")] = 0,
+    strip: Annotated[
+        bool, typer.Option("--strip", help="The reverse: a TIDE model whose memory is off, as a Llama.")
+    ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="With --strip: although the memory is in use.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a Llama a TIDE model that computes exactly the same and can be trained on, or go back."""
+    if strip:
+        refuse_others(context, {"model", "out", "strip", "anyway", "as_json"}, "--strip")
+    elif anyway:
+        raise typer.BadParameter("--anyway goes with --strip, which is not given")
+    runs.check_free(out)
+    from tide_lm.evaluate.subject import check_exists, owning_run
+    from tide_lm.interop import upcycle
+
+    owner, step = owning_run(model)
+    if step is not None or (owner is not None and not (owner / "export").is_dir()):
+        raise ValueError(f"{model} is a run's checkpoint, or not finished: give a run with an export")
+    check_exists(model)
+    source = upcycle.open_source(str(owner / "export") if owner else model)
+    with writing_progress() as begin:
+        if strip:
+            written = upcycle.strip(source, out, anyway, begin)
+        else:
+            memory = {
+                "num_memory_blocks": memory_blocks,
+                "memory_values": memory_values,
+                "memory_value_scale": memory_value_scale,
+                "memory_own_block": memory_own_block,
+            }
+            written = upcycle.upcycle(source, out, memory, tables.value, seed, begin)
+    if as_json:
+        print_json({"folder": str(out), **asdict(written)})
+        return
+    typer.echo(f"{out}: {written.parameters:,} parameters, {written.tables:,} of them in tables")
+    if not strip:
+        typer.echo(f"It computes what {model} does. Train it on: tide-lm train --from {out}", err=True)

@@ -1,0 +1,1 @@
+"""To and from what others have: Llama checkpoints, serving stacks."""

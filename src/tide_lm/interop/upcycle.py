@@ -1,0 +1,301 @@
+"""A Llama's folder as that of a TIDE model which computes the same, and back.
+
+Weights are copied a piece at a time, and tables made so. The gains of the memory are 0 at first, so that it
+adds nothing; training moves them first, and then tables and routers.
+
+Shapes: U some tokens, K blocks, D hidden.
+"""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
+
+from tide_lm import runs, streamed_tensors
+from tide_lm.model import TideForCausalLM
+from tide_lm.pretrained import OF_MEMORY, TideConfig, draw_table
+from tide_lm.seeded_init import normal
+from tide_lm.streamed_tensors import DTYPES, Streamed
+
+Start = Literal["noise", "copies", "rotated"]
+_NOISE = 0.5  # of copies, in units of a row's own size
+_ROWS_AT_ONCE = 1024
+_SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_BESIDE = re.compile(  # what belongs to a model besides its weights
+    r"generation_config\.json|tokenizer[\w.]*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
+    r"|merges\.txt|chat_template[\w.]*|(LICENSE|NOTICE|USE_POLICY)[\w.]*"
+)
+_PATTERNS = [
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    "model*.safetensors",
+]
+
+
+Begin = Callable[[int], Callable[[int], None]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """How many parameters a folder has, and its tables."""
+
+    parameters: int
+    tables: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's folder: its configuration, and its tensors, not yet read."""
+
+    name: str
+    folder: Path
+    config: PreTrainedConfig
+    tensors: dict[str, Streamed]
+
+
+def open_source(model: str) -> Source:
+    """Of a folder here, or of a name on the Hub."""
+    try:
+        here = Path(model).is_dir()
+        folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_PATTERNS))
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, HfHubHTTPError) as error:
+        raise ValueError(
+            f"{model} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a folder with "
+            "config.json and weights, or a name on the Hugging Face Hub"
+        ) from error
+    if config.model_type not in ("llama", "tide"):
+        raise ValueError(f"{model} is a model of type {config.model_type!r}: give a Llama or a TIDE model")
+    if getattr(config, "quantization_config", None):
+        raise ValueError(f"{model} is quantised: give the model that it was made from")
+    if config.attention_bias or config.mlp_bias:
+        raise ValueError(f"{model} has biases, which TIDE models do not: give a Llama without")
+    kind = config.architectures or ["nothing"]
+    if kind[0] not in ("LlamaForCausalLM", "TideForCausalLM"):
+        raise ValueError(f"{model} has the architecture {kind[0]}: give one with a language-modelling head")
+    tensors: dict[str, Streamed] = {}
+    for path in _files(folder, model):
+        tensors |= streamed_tensors.read(path)
+    return Source(model, folder, config, tensors)
+
+
+def _files(folder: Path, model: str) -> list[Path]:
+    if (folder / _INDEX).is_file():
+        try:
+            names = sorted(
+                set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ValueError(f"{folder / _INDEX} cannot be read: copy it again") from None
+        if missing := [name for name in names if not (folder / Path(name).name).is_file()]:
+            raise ValueError(f"{folder / missing[0]}, which {_INDEX} names, is not there: copy it again")
+        return [folder / Path(name).name for name in names]
+    if not (folder / _WEIGHTS).is_file():
+        raise ValueError(
+            f"{model} has no {_WEIGHTS}: weights in other forms are not read, since they may run code; save "
+            "the model with transformers' save_pretrained first"
+        )
+    return [folder / _WEIGHTS]
+
+
+def upcycle(
+    source: Source,
+    out: Path,
+    memory: Mapping[str, Any],
+    start: Start,
+    seed: int,
+    begin: Begin,
+) -> Written:
+    """Writes a TIDE model with the `memory` of these settings, whole or not at all.
+
+    `begin` is told how many bytes there will be, and gives what is told of each that is written.
+    """
+    if getattr(source.config, "num_memory_blocks", 0):
+        raise ValueError(f"{source.name} is a TIDE model already, with K = {source.config.num_memory_blocks}")
+    values = {**source.config.to_dict(), **memory, "memory_gain_init": 0.0}
+    for name in ("model_type", "auto_map", "transformers_version"):
+        values.pop(name, None)
+    config = TideConfig.from_dict(values | {"architectures": ["TideForCausalLM"]})
+    with torch.device("meta"):
+        model = TideForCausalLM(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    tensors = _checked(source, {name: shape for name, shape in shapes.items() if not OF_MEMORY.search(name)})
+    embedding = tensors["model.embed_tokens.weight"]
+    made = {
+        name: _made(name, shape, embedding, config, start, seed)
+        for name, shape in shapes.items()
+        if OF_MEMORY.search(name)
+    }
+    return _write(source, out, tensors | made, config, begin, _card(source, config, start))
+
+
+def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
+    """Writes a TIDE model's Llama; it computes the same if memory adds nothing, which is asked for."""
+    if not isinstance(source.config, TideConfig):
+        raise ValueError(f"{source.name} is a Llama already, and has nothing to strip")
+    if source.config.num_memory_blocks and not anyway:
+        if source.config.memory_store is not None:
+            raise ValueError(f"{source.name} is packed, and its memory in use: give --anyway to drop it")
+        gains = source.tensors.get("model.memory.norm.weight")
+        if gains is None or any(np.frombuffer(piece, np.uint8).any() for piece in gains.pieces()):
+            raise ValueError(
+                f"the memory of {source.name} is in use, its gains not being 0, and without it another "
+                "function is computed: give --anyway to drop it"
+            )
+    own = {*TideConfig.__annotations__, "model_type", "auto_map", "transformers_version"}
+    values = {name: value for name, value in source.config.to_dict().items() if name not in own}
+    config = LlamaConfig.from_dict(values | {"architectures": ["LlamaForCausalLM"]})
+    kept = {name: tensor for name, tensor in source.tensors.items() if not OF_MEMORY.search(name)}
+    return _write(source, out, kept, config, begin, None)
+
+
+def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Streamed]:
+    """A Llama's tensors, all of those that its configuration calls for and no others."""
+    derived = ("lm_head.weight",) if source.config.tie_word_embeddings else ()
+    for name, tensor in source.tensors.items():
+        if name not in shapes and name not in derived and not name.endswith("rotary_emb.inv_freq"):
+            raise ValueError(
+                f"{source.name} holds {name}, which its config.json does not call for: mend that"
+            )
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ValueError(
+                f"{source.name} holds {name} of shape {tensor.shape}, not {shapes[name]}: mend that"
+            )
+    if missing := [name for name in shapes if name not in source.tensors]:
+        raise ValueError(f"{source.name} lacks {missing[0]}, which its config.json calls for: copy it again")
+    return {name: source.tensors[name] for name in shapes}
+
+
+def _made(
+    name: str, shape: tuple[int, ...], embedding: Streamed, config: TideConfig, start: Start, seed: int
+) -> Streamed:
+    """A tensor of the memory, in the type of the embedding."""
+    dtype = DTYPES[embedding.dtype]
+
+    def pieces() -> Iterator[memoryview]:
+        if name == "model.memory.weight":
+            for rows_UKD in _tables(embedding, config, start, seed):
+                yield _bytes(rows_UKD.to(dtype))
+        elif name == "model.memory.norm.weight":
+            yield _bytes(torch.zeros(shape, dtype=dtype))
+        else:
+            yield _bytes((torch.from_numpy(normal(seed, name, shape)) * config.initializer_range).to(dtype))
+
+    return Streamed(embedding.dtype, shape, pieces)
+
+
+def _tables(embedding: Streamed, config: TideConfig, start: Start, seed: int) -> Iterator[torch.Tensor]:
+    """Rows of some tokens after the other, in float32. A token's size is that of its embedding."""
+    K, D = config.num_memory_blocks, config.hidden_size
+    turns_KDD = torch.stack([_rotation(D, seed, block) for block in range(K)]) if start == "rotated" else None
+    first = 0
+    for embedded_UD in _rows(embedding):
+        rows_UKD = torch.empty(len(embedded_UD), K, D)
+        draw_table(rows_UKD, range(first, first + len(rows_UKD)), seed, std=1.0)
+        first += len(rows_UKD)
+        size_U11 = embedded_UD.pow(2).mean(-1).sqrt()[:, None, None]
+        size_U11 = torch.where(size_U11 > 0, size_U11, config.initializer_range)
+        if start == "noise":
+            yield rows_UKD * config.initializer_range
+        elif start == "copies":
+            yield embedded_UD[:, None] + _NOISE * size_U11 * rows_UKD
+        else:
+            turned_UKD = torch.einsum("ud,kde->uke", embedded_UD, turns_KDD)
+            yield torch.where(turned_UKD.any(-1, keepdim=True), turned_UKD, size_U11 * rows_UKD)
+
+
+def _rotation(dim: int, seed: int, block: int) -> torch.Tensor:
+    drawn = torch.from_numpy(normal(seed, f"rotation.{block}", (dim, dim)))
+    orthogonal, upper = torch.linalg.qr(drawn)
+    return orthogonal * upper.diagonal().sign()
+
+
+def _rows(table: Streamed) -> Iterator[torch.Tensor]:
+    """Of a table that is read, some at a time and in float32."""
+    width = table.shape[1] * DTYPES[table.dtype].itemsize
+    left = bytearray()
+    for piece in table.pieces():
+        left += piece
+        whole = len(left) // width * width
+        rows = torch.frombuffer(left[:whole], dtype=DTYPES[table.dtype]).view(-1, table.shape[1])
+        del left[:whole]
+        for some in rows.split(_ROWS_AT_ONCE):
+            yield some.float()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
+
+
+def _write(
+    source: Source,
+    out: Path,
+    tensors: Mapping[str, Streamed],
+    config: PreTrainedConfig,
+    begin: Begin,
+    card: str | None,
+) -> Written:
+    shards: list[dict[str, Streamed]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > _SHARD:
+            shards.append({})
+        shards[-1][name] = tensor
+    with runs.claimed(out, "upcycled"), runs.write_folder(out) as draft:
+        advance, total = begin(sum(tensor.nbytes for tensor in tensors.values())), len(shards)
+        files = (
+            [f"model-{i + 1:05d}-of-{total:05d}.safetensors" for i in range(total)]
+            if total > 1
+            else [_WEIGHTS]
+        )
+        for file, shard in zip(files, shards, strict=True):
+            streamed_tensors.write(draft / file, shard, advance)
+        if total > 1:
+            places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            index = {"metadata": {"total_size": size}, "weight_map": places}
+            (draft / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        config.save_pretrained(draft)
+        for path in source.folder.iterdir():
+            if _BESIDE.fullmatch(path.name) and path.is_file():
+                shutil.copyfile(path, draft / path.name)
+        if card is not None:
+            (draft / "README.md").write_text(card, encoding="utf-8")
+    sizes = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+    return Written(sum(sizes.values()), sizes.get("model.memory.weight", 0))
+
+
+def _card(source: Source, config: TideConfig, start: Start) -> str:
+    name = Path(source.name).resolve().name if Path(source.name).is_dir() else source.name
+    base = [] if Path(source.name).is_dir() else [f"base_model: {source.name}"]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "tags: [tide]",
+            *base,
+            "---",
+            f"# {name} with {config.num_memory_blocks} memory blocks",
+            "",
+            f"`{name}` as a TIDE model, made with `tide-lm upcycle`. It computes what `{name}` does, to the "
+            f"bit: the gains of its memory are 0, and its tables ({start}) have not been trained. Train it "
+            "with `tide-lm train --from`.",
+            "",
+        ]
+    )

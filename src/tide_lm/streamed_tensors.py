@@ -1,0 +1,93 @@
+"""Safetensors files a piece at a time, so that no tensor has to be whole in memory."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_AT_ONCE = 1 << 24  # bytes
+_LONGEST_HEADER = 100_000_000  # as in safetensors itself
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A tensor that is read or made a piece at a time; its type is named as in safetensors."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterable[bytes | memoryview]]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """Of a file: where tensors of these types and shapes lie, in the order in which they are written."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(path: Path, tensors: Mapping[str, Streamed], advance: Callable[[int], None]) -> None:
+    """Writes a file; `advance` is told how many bytes were written, of tensors."""
+    with path.open("wb") as file:
+        file.write(header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}))
+        for name, tensor in tensors.items():
+            before = file.tell()
+            for piece in tensor.pieces():
+                advance(file.write(piece))
+            assert file.tell() - before == tensor.nbytes, name
+
+
+def read(path: Path) -> dict[str, Streamed]:
+    """The tensors of a file, which must stay where it is until they are read."""
+    with path.open("rb") as file:
+        size, entries = path.stat().st_size, _entries(file, path)
+        start = file.tell()
+    entries.pop("__metadata__", None)
+    found = {}
+    try:
+        for name, entry in entries.items():
+            if entry["dtype"] not in DTYPES:
+                raise ValueError(
+                    f"{path} holds {name} as {entry['dtype']}: only {', '.join(DTYPES)} are known"
+                )
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            found[name] = Streamed(entry["dtype"], tuple(entry["shape"]), _range(path, begin, end))
+            if end > size or end - begin != found[name].nbytes:
+                raise ValueError(f"{path} is cut short, or damaged, at {name}: copy it again")
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} is no safetensors file: copy it again") from None
+    return found
+
+
+def _entries(file: BinaryIO, path: Path) -> dict:
+    try:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length)) if length <= _LONGEST_HEADER else None
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} is no safetensors file, or cut short: copy it again")
+    return entries
+
+
+def _range(path: Path, begin: int, end: int) -> Callable[[], Iterator[bytes]]:
+    def pieces() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            file.seek(begin)
+            for at in range(begin, end, _AT_ONCE):
+                yield file.read(min(_AT_ONCE, end - at))
+
+    return pieces

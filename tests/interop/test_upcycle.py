@@ -1,0 +1,286 @@
+"""A Llama becomes a TIDE model that computes the same to the bit, and a Llama again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from typer.testing import CliRunner
+
+from tide_lm.cli import commands
+from tide_lm.interop.upcycle import open_source, strip, upcycle
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.serve import Engine
+
+IDS = torch.tensor([[1, 2, 3, 50, 4, 4, 7, 9], [0, 5, 52, 6, 8, 7, 1, 3]])
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+KINDS = {
+    "llama 2": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    "llama 3.2": {"tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    "wide heads": {"head_dim": 16, "tie_word_embeddings": True},
+    "smollm": {"num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 48, "head_dim": 24},
+}
+
+
+def llama(**changes) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes | heads | {"pad_token_id": 2} | changes)).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.normal_(1, 0.2)
+    return model
+
+
+def upcycled(folder, out, start="noise", seed=0, **memory) -> TideForCausalLM:
+    upcycle(
+        open_source(str(folder)),
+        out,
+        {"num_memory_blocks": 4} | memory,
+        start,
+        seed,
+        lambda total: lambda n: None,
+    )
+    return TideForCausalLM.from_pretrained(out).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_same_to_the_bit_and_so_is_the_way_back(tmp_path, kind, dtype):
+    llama(**KINDS[kind]).to(dtype).save_pretrained(tmp_path / "llama", max_shard_size="20KB")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "llama").eval()
+    own = {"memory_own_block": True, "num_memory_blocks": 3}
+    for number, memory in enumerate([{}, {"memory_values": True, "memory_value_scale": 5.0}, own]):
+        out = tmp_path / f"tide-{number}"
+        found = upcycled(tmp_path / "llama", out, "copies", **memory)
+        assert found.dtype == dtype
+        assert found.config.tie_word_embeddings == model.config.tie_word_embeddings
+        assert found.config.rope_parameters == model.config.rope_parameters
+        assert torch.equal(found(IDS).logits, model(IDS).logits)
+    plain = [tokens for (tokens,) in Engine(found).generate([[1, 2, 3]], 8)]
+    assert plain == [tokens for (tokens,) in Engine(model).generate([[1, 2, 3]], 8)]
+    strip(open_source(str(out)), tmp_path / "again", False, lambda total: lambda count: None)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    assert type(again) is LlamaForCausalLM
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert again.config.to_diff_dict() == model.config.to_diff_dict()
+    assert not (tmp_path / "again" / "modeling_tide.py").exists()
+
+
+def test_a_base_model_of_ours_is_a_llama_too(tmp_path, tiny_model):
+    base = tiny_model(num_memory_blocks=0)
+    base.save_pretrained(tmp_path / "base")
+    found = upcycled(tmp_path / "base", tmp_path / "tide")
+    assert torch.equal(found(IDS).logits, base(IDS).logits)
+
+
+def test_tables_begin_as_they_were_chosen(tmp_path):
+    model = llama(tie_word_embeddings=True, hidden_size=64, head_dim=16, vocab_size=3000)
+    model.model.embed_tokens.weight.data[7] = 0
+    model.save_pretrained(tmp_path / "llama")
+    embedding = model.model.embed_tokens.weight.detach()
+    rows = {}
+    for start in "noise", "copies", "rotated":
+        found = upcycled(tmp_path / "llama", tmp_path / start, start)
+        rows[start] = found.model.memory.weight.detach()
+        assert not found.model.memory.norm.weight.any()
+        assert rows[start].pow(2).sum(-1).min() > 0
+    assert rows["noise"].std() == pytest.approx(0.2, rel=0.01)
+    near = torch.nn.functional.cosine_similarity(rows["copies"], embedding[:, None], dim=-1)
+    others = embedding.any(1)
+    assert int(others.sum()) == 2998  # without the one for padding
+    assert near[others].mean() == pytest.approx(0.89, abs=0.02)  # 1 / sqrt(1 + 0.5^2)
+    one, two = rows["rotated"][others].unbind(1)[:2]
+    torch.testing.assert_close(one @ one.T, (embedding @ embedding.T)[others][:, others], rtol=0, atol=1e-4)
+    assert torch.nn.functional.cosine_similarity(one, two).abs().mean() < 0.2
+
+
+def test_a_seed_gives_the_same_file_again(tmp_path):
+    llama().save_pretrained(tmp_path / "llama")
+    kept = [
+        (tmp_path / out / "model.safetensors").read_bytes()
+        for out, seed in (("a", 0), ("b", 0), ("c", 1))
+        if upcycled(tmp_path / "llama", tmp_path / out, seed=seed)
+    ]
+    assert kept[0] == kept[1] != kept[2]
+
+
+def test_only_the_gains_get_a_gradient_at_first(tmp_path):
+    llama().save_pretrained(tmp_path / "llama")
+    model = upcycled(tmp_path / "llama", tmp_path / "tide", memory_values=True).train()
+    memory = [model.model.memory.weight, *(layer.router.weight for layer in model.model.layers)]
+    for moved in False, True:
+        model.zero_grad()
+        model(IDS, labels=IDS).loss.backward()
+        assert model.model.memory.norm.weight.grad.abs().max() > 0
+        assert all(bool(parameter.grad.any()) is moved for parameter in memory)
+        model.model.memory.norm.weight.data -= 0.1 * model.model.memory.norm.weight.grad
+
+
+def test_a_memory_that_is_in_use_is_not_stripped_by_the_way(tmp_path, tiny_model):
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "tide")
+    arguments = ["upcycle", str(tmp_path / "tide"), "--strip", "--out", str(tmp_path / "llama")]
+    done = CliRunner().invoke(commands(["upcycle", "doctor"]), arguments)
+    assert "is in use" in str(done.exception)
+    assert not (tmp_path / "llama").exists()
+    done = CliRunner().invoke(
+        commands(["upcycle", "doctor"]), [*arguments, "--anyway"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+    assert torch.equal(plain(IDS).logits, model(IDS, drop_memory_layers=[0, 1]).logits)
+
+
+def broken(folder, what):
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    tensors = load_file(weights)
+    if what == "pickled":
+        weights.rename(folder / "pytorch_model.bin")
+    elif what == "cut short":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif what == "no header":
+        weights.write_bytes(b"\xff" * 100)
+    elif what == "a tensor too many":
+        save_file(tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, weights)
+    elif what == "a tensor too few":
+        del tensors["model.norm.weight"]
+        save_file(tensors, weights)
+    elif what == "another shape":
+        save_file(tensors | {"model.norm.weight": torch.zeros(31)}, weights)
+    elif what == "whole numbers":
+        save_file(tensors | {"model.norm.weight": torch.zeros(32, dtype=torch.int8)}, weights)
+    elif what == "quantised":
+        config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    elif what == "another type":
+        config["model_type"] = "mistral"
+    elif what == "no config":
+        config = None
+    (folder / "config.json").unlink() if config is None else (folder / "config.json").write_text(
+        json.dumps(config)
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("pickled", "has no model.safetensors"),
+        ("cut short", "is cut short, or damaged"),
+        ("no header", "is no safetensors file"),
+        ("a tensor too many", "holds model.layers.0.self_attn.q_proj.bias"),
+        ("a tensor too few", "lacks model.norm.weight"),
+        ("another shape", r"of shape \(31,\), not \(32,\)"),
+        ("whole numbers", "as I8: only F32, F16, BF16"),
+        ("quantised", "is quantised"),
+        ("another type", "of type 'mistral'"),
+        ("no config", "cannot be opened as a model"),
+    ],
+)
+def test_what_cannot_be_upcycled_is_refused_and_leaves_nothing(tmp_path, what, told):
+    llama().save_pretrained(tmp_path / "llama")
+    broken(tmp_path / "llama", what)
+    with pytest.raises(ValueError, match=told):
+        upcycled(tmp_path / "llama", tmp_path / "tide")
+    assert not (tmp_path / "tide").exists()
+
+
+def test_models_of_other_kinds_are_refused(tmp_path, tiny_model):
+    LlamaForSequenceClassification(llama().config).save_pretrained(tmp_path / "classes")
+    with pytest.raises(ValueError, match="architecture LlamaForSequenceClassification"):
+        open_source(str(tmp_path / "classes"))
+    tiny_model().save_pretrained(tmp_path / "tide")
+    with pytest.raises(ValueError, match="a TIDE model already, with K = 3"):
+        upcycled(tmp_path / "tide", tmp_path / "out")
+    for biases in {"attention_bias": True}, {"mlp_bias": True}:
+        llama(**biases).save_pretrained(tmp_path / "biased")
+        with pytest.raises(ValueError, match="has biases"):
+            open_source(str(tmp_path / "biased"))
+    llama().save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match="a Llama already"):
+        strip(open_source(str(tmp_path / "llama")), tmp_path / "out", False, lambda total: lambda count: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--strip", "--memory-blocks", "4"], "--memory-blocks"),
+        (["--anyway"], "goes with --strip"),
+        (["--tables", "zeros"], "zeros"),
+        (["--memory-blocks", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_wrong_calls_are_told(tmp_path, arguments, told):
+    llama().save_pretrained(tmp_path / "llama")
+    call = ["upcycle", str(tmp_path / "llama"), "--out", str(tmp_path / "tide"), *arguments]
+    done = CliRunner().invoke(commands(["upcycle", "doctor"]), call)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+
+
+def big(folder):
+    """A model of 470 MB, with a tokenizer's file beside it."""
+    sizes = {"vocab_size": 50_000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 3}
+    llama(**sizes, num_attention_heads=16, tie_word_embeddings=False).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+
+
+def call(*arguments):
+    code = "import sys; from tide_lm.cli import main; sys.argv[0] = 'tide-lm'; main()"
+    return [sys.executable, "-c", code, "upcycle", *map(str, arguments)]
+
+
+def test_a_large_model_is_neither_read_nor_made_at_once(tmp_path):
+    big(tmp_path / "llama")
+    llama().save_pretrained(tmp_path / "small")
+    peaks = []
+    for source in "small", "llama":
+        command = call(tmp_path / source, "--out", tmp_path / f"{source}-tide", "--json")
+        found = subprocess.run(
+            [sys.executable, "-c", _PEAK, *command], capture_output=True, text=True, check=True, timeout=300
+        ).stdout
+        peaks.append(int(found.splitlines()[-1]))
+    written = json.loads(found[: found.rindex("}") + 1])
+    assert written["tables"] == 8 * 50_000 * 1024
+    assert (tmp_path / "llama-tide" / "tokenizer_config.json").exists()
+    assert (tmp_path / "llama-tide" / "model.safetensors").stat().st_size > 4 * written["tables"]
+    assert peaks[1] - peaks[0] < 250_000  # KB, of 470 MB that are read and 1.6 GB that are made
+
+
+_PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def test_a_kill_leaves_nothing_and_the_next_call_succeeds(tmp_path):
+    big(tmp_path / "llama")
+    command = call(tmp_path / "llama", "--out", tmp_path / "tide", "--memory-blocks", "2")
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    draft = tmp_path / ".tide.tmp" / "model.safetensors"
+    given_up = time.monotonic() + 120
+    while not (draft.exists() and draft.stat().st_size > 1 << 26):
+        assert process.poll() is None
+        assert time.monotonic() < given_up
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "tide").exists()
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert TideConfig.from_pretrained(tmp_path / "tide").num_memory_blocks == 2
+    assert sorted(os.listdir(tmp_path)) == ["llama", "tide"]

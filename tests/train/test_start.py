@@ -1,0 +1,210 @@
+"""A model that was there before a run: an upcycled Llama, whole, frozen, or changed by low ranks."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tide_lm.evaluate.subject import open_subject
+from tide_lm.interop.upcycle import open_source, upcycle
+from tide_lm.model import TideForCausalLM
+from tide_lm.run_config import RunConfig
+from tide_lm.train.dry_run import dry_run
+from tide_lm.train.trainer import Trainer
+
+MEMORY = ("model.memory.", ".router.", ".value_gate.")
+
+
+@pytest.fixture(scope="module")
+def llama(prepared, tokenizer, tmp_path_factory):
+    """A plain Llama in bfloat16, its positions scaled, with the tokenizer of the data."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + 3,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        rope_parameters=rope,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tide(llama, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("upcycled") / "tide"
+    memory = {"num_memory_blocks": 3, "memory_values": True}
+    upcycle(open_source(str(llama)), folder, memory, "noise", 0, lambda total: lambda count: None)
+    return folder
+
+
+def settings_of(prepared, *more) -> list[str]:
+    return [
+        f"data.path={json.dumps(str(prepared))}",
+        "data.sequence=32",
+        "train.steps=20",
+        "train.batch=8",
+        "train.log_every=1",
+        "train.validation_sequences=4",
+        "train.tensorboard=false",
+        "optim.warmup_steps=0",
+        "optim.max_lr=0.003",
+        "optim.table_weight_decay=0.1",
+        *more,
+    ]
+
+
+def config_of(prepared, start, *more) -> RunConfig:
+    return RunConfig.load(None, [f"model.start={json.dumps(str(start))}", *settings_of(prepared, *more)])
+
+
+def trained(config, run) -> list[float]:
+    Trainer(config, run, lambda line: None).train()
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def changed(before, after) -> set[str]:
+    old, new = (TideForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (before, after))
+    pairs = zip(old.named_parameters(), new.named_parameters(), strict=True)
+    return {name for (name, one), (_, other) in pairs if not torch.equal(one, other)}
+
+
+def test_the_first_step_has_the_llamas_loss_and_the_loss_falls(prepared, llama, tide, tmp_path):
+    plain, memory = (trained(config_of(prepared, start), tmp_path / start.name) for start in (llama, tide))
+    assert memory[0] == plain[0]
+    assert memory[1] == pytest.approx(plain[1], abs=0.01)  # gains have moved, by little
+    assert memory[1] != plain[1]
+    assert memory[-1] < memory[0] - 0.5
+    export = TideForCausalLM.from_pretrained(tmp_path / "tide" / "export")
+    assert export.config.rope_parameters["rope_type"] == "linear"
+    assert export.model.memory.norm.weight.abs().min() > 0
+    assert "from `tide`" in (tmp_path / "tide" / "export" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("update", ["row-lazy", "dense"])
+def test_rows_wait_until_gains_have_left_zero_and_only_then_decay(prepared, tide, tmp_path, update):
+    before = load_file(tide / "model.safetensors")["model.memory.weight"].float()
+    for steps in 1, 2:
+        settings = [f"train.steps={steps}", f"optim.table_update={update}", "optim.min_lr=0.003"]
+        trained(config_of(prepared, tide, *settings), tmp_path / str(steps))
+        after = load_file(tmp_path / str(steps) / "export" / "model.safetensors")
+        assert after["model.memory.norm.weight"].abs().min() > 0
+        assert torch.equal(after["model.memory.weight"], before) is (steps == 1)
+    never = (after["model.memory.weight"] - before).abs().flatten(1).amax(1) < 1e-3  # did it occur
+    assert 0 < never.sum() < len(before)
+    torch.testing.assert_close(after["model.memory.weight"][never], before[never] * (1 - 0.003 * 5 * 0.1))
+
+
+def test_a_frozen_backbone_stays_as_it_is(prepared, tide, tmp_path):
+    losses = trained(config_of(prepared, tide, "train.parts=memory"), tmp_path / "run")
+    assert losses[-1] < losses[0]
+    moved = changed(tide, tmp_path / "run" / "export")
+    assert moved == {name for name in moved if any(part in name for part in MEMORY)}
+    assert len(moved) == 2 + 2 + 2  # tables and gains, and a router and a gate in each of two layers
+
+
+def test_low_ranks_are_trained_with_the_memory_and_merged_in_the_export(prepared, tide, tmp_path):
+    run = tmp_path / "run"
+    settings = ["train.parts=lora", "train.lora_rank=4", "train.checkpoint_every=10", "train.keep=9"]
+    losses = trained(config_of(prepared, tide, *settings), run)
+    assert losses[-1] < losses[0] - 0.2
+    moved = changed(tide, run / "export")
+    assert len([name for name in moved if "_proj" in name]) == 2 * 7
+    assert not [name for name in moved if "embed" in name or "layernorm" in name]
+    old, new = (
+        TideForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (tide, run / "export")
+    )
+    for layer, other in zip(old.model.layers, new.model.layers, strict=True):
+        difference = other.mlp.up_proj.weight - layer.mlp.up_proj.weight
+        assert torch.linalg.matrix_rank(difference, rtol=1e-3) == 4
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(open_subject(str(run), step=20).model(ids).logits, new(ids).logits)
+    assert not torch.equal(open_subject(str(run), step=10).model(ids).logits, new(ids).logits)
+
+
+@pytest.mark.parametrize("parts", ["all", "memory", "lora"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(prepared, tide, tmp_path, parts):
+    chosen = config_of(prepared, tide, f"train.parts={parts}", "train.steps=8", "train.checkpoint_every=4")
+    trained(chosen, tmp_path / "whole")
+    stopped = Trainer(chosen, tmp_path / "cut", lambda line: None)
+    stopped.advance = lambda step: stopped._stop(15, None) if step == 4 else None
+    stopped.train()
+    Trainer(chosen, tmp_path / "cut", lambda line: None, resume=True).train()
+    whole, cut = (load_file(tmp_path / run / "export" / "model.safetensors") for run in ("whole", "cut"))
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_dry_run_counts_what_learns(prepared, tide):
+    costs = {
+        parts: dry_run(config_of(prepared, tide, f"train.parts={parts}"))["bytes"]
+        for parts in ("all", "memory", "lora")
+    }
+    assert costs["memory"]["weights"] == costs["all"]["weights"] < costs["lora"]["weights"]
+    assert costs["memory"]["gradients"] < costs["lora"]["gradients"] < costs["all"]["gradients"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["model.memory_values=true"], "model.memory_values is that of"),
+        (["model.preset=tide-8e-1b"], "model.preset is that of"),
+        (["train.lora_rank=0"], "train.lora_rank is 0"),
+        (["train.parts=some"], "train.parts is 'some'"),
+    ],
+)
+def test_settings_that_a_start_decides_are_refused(prepared, tide, settings, told):
+    with pytest.raises(ValueError, match=told):
+        config_of(prepared, tide, *settings)
+
+
+def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="the model has no memory"):
+        Trainer(config_of(prepared, llama, "train.parts=memory"), tmp_path / "run", lambda line: None)
+    with pytest.raises(ValueError, match="cannot read a model config from"):
+        config_of(prepared, tmp_path / "nowhere")
+    other = tmp_path / "other"
+    TideForCausalLM.from_pretrained(tide).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    changed_one = json.loads((other / "tokenizer.json").read_text())
+    changed_one["model"]["merges"] = changed_one["model"]["merges"][:-1]
+    (other / "tokenizer.json").write_text(json.dumps(changed_one))
+    with pytest.raises(ValueError, match="prepared with another tokenizer"):
+        Trainer(config_of(prepared, other), tmp_path / "run", lambda line: None)
+
+
+@pytest.mark.parametrize("parts", ["all", "lora"])
+def test_two_processes_start_from_the_same_weights(prepared, tide, tmp_path, parts):
+    """And end where one does, but for rounding."""
+    more = [f"train.parts={parts}", "train.steps=4", "train.checkpoint_every=2"]
+    alone = trained(config_of(prepared, tide, *more), tmp_path / "alone")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        "-m",
+        "--",
+    ]
+    command += ["tide_lm", "train", "--from", str(tide), "--run", str(tmp_path / "two")]
+    command += [word for setting in settings_of(prepared, *more) for word in ("--set", setting)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    metrics = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in metrics] == pytest.approx(alone, abs=1e-4)
+    one, two = (load_file(tmp_path / run / "export" / "model.safetensors") for run in ("alone", "two"))
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=2e-3)
