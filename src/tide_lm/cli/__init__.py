@@ -22,6 +22,7 @@ COMMANDS = {  # with what their help begins with
     "compress": "Measure smaller forms of a model's tables.",
     "pack": "Put a trained model's tables into a store, to be read from there row by row, or check one.",
     "upcycle": "Make a Llama a TIDE model that computes exactly the same and can be trained on, or go back.",
+    "serve": "Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers.",
     "generate": "Generate text. One prompt's is written as it comes, of several each when it has ended.",
     "bench": "Time what this machine does, on made-up data.",
     "demo": "Train a base and a TIDE model on the same real text and compare them.",

@@ -1,0 +1,255 @@
+"""TIDE as the difference from vLLM's Llama: rows are looked up once a step and handed to every layer.
+
+Shapes: N tokens of a step, K blocks, D hidden, d of a head.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models import llama
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.sequence import IntermediateTensors
+
+from tide_lm import ops
+from tide_lm.config import Place, Residence
+from tide_lm.model import MemoryNorm
+from tide_lm.pretrained import TideConfig, check_place, store_path
+from tide_lm.stored_memory import StoredMemory
+
+_OPTIONS = ("tide_memory", "tide_memory_cache_bytes")
+_OP = "tide_lm::vllm_rows"
+
+
+def residence_of(vllm_config: VllmConfig) -> Residence:
+    """Where rows are, as `--additional-config` says."""
+    given = vllm_config.additional_config
+    given = given if isinstance(given, dict) else {}
+    if unknown := [name for name in given if name.startswith("tide") and name not in _OPTIONS]:
+        raise ValueError(f"additional_config has {unknown[0]!r}: there are {', '.join(_OPTIONS)}")
+    place, cache = given.get(_OPTIONS[0], Place.device), given.get(_OPTIONS[1], Residence().cache_bytes)
+    if place not in list(Place):
+        raise ValueError(f"tide_memory is {place!r}: it must be one of {', '.join(Place)}")
+    if type(cache) is not int or cache < 0:
+        raise ValueError(f"tide_memory_cache_bytes is {cache!r}: it must be 0 or more, and whole")
+    return Residence(Place(place), cache)
+
+
+class Memory(nn.Module):
+    """A step's rows as layers receive them: from tables on the device or the host, or from a store.
+
+    Tables on the device are split by tokens among the GPUs of a model; elsewhere each process has all.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        config: TideConfig = vllm_config.model_config.hf_config
+        self.name, self.residence = prefix, residence_of(vllm_config)
+        self.blocks, self.hidden = config.num_memory_blocks, config.hidden_size
+        self.stored: StoredMemory | None = None
+        self.table: VocabParallelEmbedding | None = None
+        if config.memory_store is not None:
+            self.stored = StoredMemory(config.vocab_size, self.blocks, self.hidden).eval()
+        else:
+            self.norm = MemoryNorm(self.blocks, self.hidden, config.rms_norm_eps)
+            if self.residence.place is Place.device:
+                self.table = VocabParallelEmbedding(config.vocab_size, self.blocks * self.hidden)
+            else:
+                check_place(config, vllm_config.model_config.model, self.residence.place)
+        if self.table is None:
+            _split_graphs(vllm_config, prefix, self)
+
+    def forward(self, ids_N: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if self.table is not None:
+            return self.norm(self.table(ids_N).unflatten(-1, (self.blocks, self.hidden)))
+        rows_NKD = like.new_empty(len(ids_N), self.blocks, self.hidden)
+        torch.ops.tide_lm.vllm_rows(ids_N, rows_NKD, self.name)
+        return rows_NKD
+
+    def open(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """A packed model's store, if it is one."""
+        if self.stored is not None:
+            model, config = vllm_config.model_config, vllm_config.model_config.hf_config
+            of_hub = {} if model.revision is None else {"revision": model.revision}
+            path, fingerprint = store_path(config, model.model, **of_hub), config.memory_store["fingerprint"]
+            self.stored.open(path, fingerprint, self.residence, device)
+
+
+@torch.library.custom_op(_OP, mutates_args=["rows_NKD"])
+def _rows(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None:
+    """Packed rows, which the host may have to look up: outside of all graphs."""
+    stored = get_forward_context().no_compile_layers[memory].stored
+    rows_UKD, index_N = stored(ids_N, rows_NKD.dtype)
+    rows_NKD.copy_(rows_UKD if index_N is None else rows_UKD[index_N])
+
+
+@_rows.register_fake
+def _(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None: ...
+
+
+def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
+    """Has graphs end before the look-up and begin after it; a graph of a whole step would hold it."""
+    compilation = vllm_config.compilation_config
+    compilation.static_forward_context[prefix] = memory
+    if compilation.splitting_ops is not None and _OP not in compilation.splitting_ops:
+        compilation.splitting_ops.append(_OP)
+    if compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_full_cudagraphs():
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+
+
+class TideAttention(llama.LlamaAttention):
+    """With a row of the token in its values, gated for each head (see model.MemoryAttention)."""
+
+    def __init__(self, config: TideConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        gates = config.hidden_size // self.head_dim if config.memory_values else 0
+        self.scale = 2 * config.memory_value_scale
+        self.value_gate = _replicated(config.hidden_size, gates) if gates else None
+        # Key heads of this process: with more processes than heads, some have the same.
+        processes, heads = get_tensor_model_parallel_world_size(), self.total_num_kv_heads
+        self.first_head = get_tensor_model_parallel_rank() * heads // processes
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, row_ND: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        qkv, _ = self.qkv_proj(hidden_states)
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        if self.value_gate is not None and row_ND is not None:
+            gate_NG = self.scale * torch.sigmoid(self.value_gate(hidden_states))
+            added = gate_NG.unsqueeze(-1) * row_ND.unflatten(-1, (-1, self.head_dim))
+            heads = added.unflatten(1, (-1, self.total_num_kv_heads)).sum(1)
+            own = heads[:, self.first_head : self.first_head + self.num_kv_heads]
+            v = v + own.flatten(1).to(v.dtype)
+        q, k = self.rotary_emb(positions, q, k)
+        output, _ = self.o_proj(self.attn(q, k, v))
+        return output
+
+
+class MemoryGate(nn.Module):
+    """What was mixed, through a gate, a matrix and a norm (see model.MemoryGate)."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.gate, self.out = _replicated(D, D), _replicated(D, D)
+        self.norm = RMSNorm(D, eps=config.rms_norm_eps)
+
+    def forward(self, n_ND: torch.Tensor, mixed_ND: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.out(nn.functional.gelu(self.gate(n_ND)) * mixed_ND))
+
+
+class TideDecoderLayer(llama.LlamaDecoderLayer):
+    """`h = h~ + FFN(n~) + sum_k alpha_k M_k(v)`; vLLM's layers leave the last addition to the next norm."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
+        super().__init__(vllm_config, prefix, attn_layer_type=TideAttention, **kwargs)
+        config: TideConfig = vllm_config.model_config.hf_config
+        K = config.num_memory_blocks
+        self.block = extract_layer_index(prefix) % K
+        self.own_block = config.memory_own_block
+        self.router = _replicated(config.hidden_size, (1 if self.own_block else K) + 1)
+        self.memory_gate = MemoryGate(config) if config.memory_gate else None
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+        rows_NKD: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        attended = self.self_attn(positions, hidden_states, rows_NKD[:, self.block])
+        n, h = self.post_attention_layernorm(attended, residual)
+        update, logits_NS = self.mlp(n), self.router(n)
+        if self.own_block:
+            rows_NKD = rows_NKD[:, self.block : self.block + 1]
+        if self.memory_gate is None:
+            return _mixed(update, logits_NS, rows_NKD), h
+        mixed = _mixed(torch.zeros_like(update), logits_NS, rows_NKD)
+        return update + self.memory_gate(self.post_attention_layernorm(h + update), mixed), h
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {0: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class TideModel(llama.LlamaModel):
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
+        config: TideConfig = vllm_config.model_config.hf_config
+        kind = TideDecoderLayer if config.num_memory_blocks else llama.LlamaDecoderLayer
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=kind)
+        self.has_memory = config.num_memory_blocks > 0
+        if self.has_memory:
+            self.memory = Memory(vllm_config, f"{prefix}.memory")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors | tuple[torch.Tensor, list[torch.Tensor]]:
+        more: dict[str, torch.Tensor] = {}
+        if self.has_memory:
+            if input_ids is None:
+                raise ValueError(
+                    "embeddings carry no token identity, which memory needs: send text or tokens"
+                )
+            more["rows_NKD"] = self.memory(input_ids, self.norm.weight)
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **more)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return super().load_weights(_flat_tables(weights))
+
+
+class TideForCausalLM(llama.LlamaForCausalLM):
+    """`TideForCausalLM` of a folder, served by vLLM."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
+        if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
+            raise ValueError(
+                f"pipeline_parallel_size is {stages}: every layer of a TIDE model needs the token's rows, so "
+                "it cannot be split into stages; use tensor_parallel_size"
+            )
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.vllm_config = vllm_config
+
+    def _init_model(self, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> TideModel:
+        return TideModel(vllm_config=vllm_config, prefix=prefix)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded = super().load_weights(weights)
+        if self.model.has_memory:
+            self.model.memory.open(self.vllm_config, self.model.embed_tokens.weight.device)
+        return loaded
+
+
+def _mixed(update_ND: torch.Tensor, logits_NS: torch.Tensor, rows_NKD: torch.Tensor) -> torch.Tensor:
+    """What an FFN adds, and the memory."""
+    return ops.memory_mix(update_ND[None], logits_NS[None], rows_NKD.contiguous())[0]
+
+
+def _replicated(inputs: int, outputs: int) -> ReplicatedLinear:
+    return ReplicatedLinear(inputs, outputs, bias=False, return_bias=False)
+
+
+def _flat_tables(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """All blocks of a token as one row of vLLM's embedding."""
+    for name, weight in weights:
+        is_table = name == "memory.weight"
+        yield ("memory.table.weight", weight.flatten(1)) if is_table else (name, weight)

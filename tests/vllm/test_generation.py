@@ -1,0 +1,178 @@
+"""vLLM generates what our model does, wherever its rows are."""
+
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.model import TideForCausalLM
+
+LONG = [(7 * i + i * i) % 290 + 3 for i in range(150)]
+PROMPTS = [[0, 5, 6, 7], [0, 9], LONG, [*LONG[:64], 8, 9], [0, *range(3, 70)]]
+TOKENS = 24
+
+
+@pytest.fixture
+def generate():
+    """Starts vLLM for a folder, and ends it after the test."""
+    started = []
+
+    def make(folder, **options):
+        usual = {
+            "dtype": "float32",
+            "max_model_len": 256,
+            "enforce_eager": True,
+            "max_num_seqs": 8,
+            "seed": 0,
+        }
+        started.append(LLM(str(folder), **usual | options))
+
+        def generated(prompts):
+            asked = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=1, ignore_eos=True)
+            done = started[-1].generate([{"prompt_token_ids": one} for one in prompts], asked, use_tqdm=False)
+            return [output.outputs[0] for output in done]
+
+        return generated
+
+    yield make
+    started.clear()
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+@torch.no_grad()
+def check(folder, outputs, prompts=PROMPTS):
+    """Tokens are the same, and their log-probabilities almost."""
+    model = TideForCausalLM.from_pretrained(folder).eval()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        told = list(output.token_ids)
+        logits_TV = model(torch.tensor([[*prompt, *told]])).logits[0, len(prompt) - 1 : -1]
+        assert told == logits_TV.argmax(-1).tolist()
+        logs = logits_TV.log_softmax(-1)
+        for place, (token, known) in enumerate(zip(told, output.logprobs, strict=True)):
+            assert known[token].logprob == pytest.approx(float(logs[place, token]), abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_memory_blocks": 0},
+        {"memory_values": True, "memory_value_scale": 5.0, "tie_word_embeddings": True},
+        {"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1},
+        {"memory_gate": True, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ],
+    ids=["plain", "base", "values", "own blocks", "gated"],
+)
+def test_tokens_are_those_of_our_model(saved, generate, changes):
+    """Several prompts at once, read in pieces, and again from vLLM's cache of prefixes."""
+    folder = saved(**changes)
+    generated = generate(folder, max_num_batched_tokens=64, enable_chunked_prefill=True)
+    for _ in range(2):
+        check(folder, generated(PROMPTS))
+
+
+@pytest.mark.parametrize("place", ["device", "cpu", "store"])
+def test_packed_rows_are_found_wherever_they_are(saved, generate, tmp_path, place):
+    model = TideForCausalLM.from_pretrained(saved(memory_values=True))
+    pack(model, tmp_path / "packed", Form(4))
+    extra = {"tide_memory": place, "tide_memory_cache_bytes": 1 << 12}
+    check(
+        tmp_path / "packed",
+        generate(tmp_path / "packed", additional_config=extra, skip_tokenizer_init=True)(PROMPTS),
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_it_generates_the_same(saved, generate, tmp_path, packed):
+    folder = saved(memory_values=True)
+    if packed:
+        pack(TideForCausalLM.from_pretrained(folder), tmp_path / "packed", Form(4))
+        folder = tmp_path / "packed"
+    extra = {"tide_memory": "store"} if packed else {}
+    check(
+        folder,
+        generate(folder, enforce_eager=False, additional_config=extra, skip_tokenizer_init=True)(PROMPTS),
+    )
+
+
+def run(folder, *arguments) -> subprocess.CompletedProcess:
+    """vLLM in processes of its own."""
+    code = """
+import json, sys
+if __name__ == "__main__":
+    from vllm import LLM, SamplingParams
+    asked = SamplingParams(temperature=0, max_tokens=24, logprobs=1, ignore_eos=True)
+    options = json.loads(sys.argv[2])
+    llm = LLM(sys.argv[1], dtype="float32", max_model_len=256, enforce_eager=True, max_num_seqs=8, **options)
+    done = llm.generate([{"prompt_token_ids": one} for one in json.loads(sys.argv[3])], asked)
+    print("TOKENS", json.dumps([list(output.outputs[0].token_ids) for output in done]))
+"""
+    call = [sys.executable, "-c", code, str(folder), *(json.dumps(one) for one in arguments)]
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # a core for each of two processes
+    return subprocess.run(call, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_two_processes_share_tables_heads_and_the_vocabulary(saved):
+    folder = saved(memory_values=True)
+    done = run(folder, {"tensor_parallel_size": 2}, PROMPTS)
+    found = re.findall(r"^TOKENS (.*)$", done.stdout, re.MULTILINE)
+    assert found, done.stderr[-3000:]
+    model = TideForCausalLM.from_pretrained(folder).eval()
+    for prompt, told in zip(PROMPTS, json.loads(found[0]), strict=True):
+        logits_TV = model(torch.tensor([[*prompt, *told]])).logits[0, len(prompt) - 1 : -1]
+        assert told == logits_TV.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"additional_config": {"tide_memory": "disk"}}, "tide_memory is 'disk': it must be one of"),
+        ({"additional_config": {"tide_memories": "cpu"}}, "additional_config has 'tide_memories'"),
+        ({"additional_config": {"tide_memory": "store"}}, "pack it first, with `tide-lm pack`"),
+        ({"additional_config": {"tide_memory": "cpu", "tide_memory_cache_bytes": -1}}, "cache_bytes is -1"),
+    ],
+)
+def test_wrong_options_are_told(saved, generate, options, told):
+    with pytest.raises(ValueError, match=told):
+        generate(saved(), **options)
+
+
+def test_a_folder_without_tables_fails_when_it_is_loaded(saved, generate):
+    folder = saved()
+    kept = {
+        name: tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if "memory" not in name
+    }
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"not initialized from.*model\.memory"):
+        generate(folder)
+
+
+def test_stages_are_refused(saved):
+    done = run(saved(), {"pipeline_parallel_size": 2}, PROMPTS)
+    assert done.returncode != 0
+    assert "pipeline_parallel_size is 2" in done.stdout + done.stderr
+
+
+def test_another_vllm_is_told_of(monkeypatch, caplog):
+    import vllm
+
+    from tide_lm.interop import vllm_plugin
+
+    vllm_plugin.register()
+    assert not caplog.records
+    monkeypatch.setattr(vllm, "__version__", "0.31.2")
+    vllm_plugin.register()
+    assert "tide-lm knows vLLM 0.32, and this is 0.31.2" in caplog.text
