@@ -102,6 +102,31 @@ def cache(
 
 
 @app.command()
+def upcycle(
+    data: Annotated[Path, typer.Option("--data", help="Prepared data.")] = Path("data/study"),
+    scratch: Annotated[Path, typer.Option("--scratch", help="Where models are trained.")] = Path(
+        "runs/upcycling"
+    ),
+    size: Annotated[str, typer.Option("--size", help="Of the Llama: tiny, small or medium.")] = "small",
+    only: Annotated[str, typer.Option("--only", help="Ways whose name this expression finds.")] = "",
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes side by side.")] = 1,
+    out: Annotated[
+        Path, typer.Option("--out", dir_okay=False, help="The JSON file to write, with versions and machine.")
+    ] = Path("results/upcycling.json"),
+) -> None:
+    """Train a Llama, and go on with it as it is and as a TIDE model, for as many tokens again."""
+    from studies.upcycling import WAYS, Plan, compare
+    from tide_lm import runs
+
+    ways = [way for way in WAYS if re.search(only, way.name)]
+    if not ways:
+        raise typer.BadParameter(f"--only {only!r} finds none of {', '.join(way.name for way in WAYS)}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_record(out, compare(Plan(data, scratch, size), ways, processes, typer.echo))
+    typer.echo(out)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Option("--results", help="Where the runs are kept.")] = Path(
         "results/study"

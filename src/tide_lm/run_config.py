@@ -95,6 +95,7 @@ class OptimSection:
     table_update: Literal["row-lazy", "dense"] = "row-lazy"
     table_moments: Literal["float32", "bfloat16"] = "float32"
     table_lr_multiple: float = 1.0
+    gain_lr_multiple: float = 1.0
     table_weight_decay: float = 0.1
 
 

@@ -1,6 +1,7 @@
 """The optimiser and its schedule, as in the paper's table of training settings."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,22 +11,23 @@ from tide_lm import ranks
 from tide_lm.run_config import OptimSection
 from tide_lm.train.tables import RowLazyTables, StepRows
 
-TABLE = "memory.weight"
-
 
 def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.AdamW:
-    """AdamW in two groups: the tables with their own learning rate and decay, and all the rest."""
+    """AdamW in groups: tables and gains with their own learning rate, tables with their own decay."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    groups = [
-        {
-            "params": [parameter for name, parameter in named if name.endswith(TABLE) is tables],
-            "weight_decay": settings.table_weight_decay if tables else settings.weight_decay,
-            "lr_multiple": settings.table_lr_multiple if tables else 1.0,
-        }
-        for tables in (False, True)
-    ]
+    others: dict[str, Any] = {"params": [], "weight_decay": settings.weight_decay, "lr_multiple": 1.0}
+    gains = {**others, "params": [], "lr_multiple": settings.gain_lr_multiple}
+    tables: dict[str, Any] = {
+        "params": [],
+        "weight_decay": settings.table_weight_decay,
+        "lr_multiple": settings.table_lr_multiple,
+    }
+    for name, parameter in named:
+        is_gain = name.endswith("memory.norm.weight")
+        group = tables if name.endswith("memory.weight") else gains if is_gain else others
+        group["params"].append(parameter)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [group for group in (others, gains, tables) if group["params"]],
         lr=settings.max_lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,

@@ -1,0 +1,120 @@
+"""A Llama that goes on as it is, and as a TIDE model: what upcycling brings for the same further tokens."""
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from studies.plan import Run
+from tide_lm.interop.upcycle import Start, open_source, upcycle
+from tide_lm.run_config import RunConfig
+from tide_lm.train.trainer import Trainer
+
+SHARE = 0.5  # of the training text for the Llama; each way to go on gets as much again
+RATE = 0.3  # of the first learning rate, to go on with
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a Llama goes on: with which parts trained, from which tables; without tables it stays a Llama."""
+
+    name: str
+    tables: Start | None = None
+    parts: str = "all"
+    memory: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 1
+
+
+FASTER = {"optim.gain_lr_multiple": 10}
+WAYS = (
+    Way("Llama", seeds=3),
+    Way("TIDE", "noise", settings=FASTER, seeds=3),
+    Way("TIDE, Llama frozen", "noise", "memory", settings=FASTER, seeds=3),
+    Way("TIDE, Llama changed by LoRA", "noise", "lora", settings=FASTER),
+    Way("TIDE, copies of E", "copies", settings=FASTER),
+    Way("TIDE, rotated E", "rotated", settings=FASTER),
+    Way("TIDE, gains no faster", "noise"),
+    Way("TIDE, rows in values times 5", "noise", memory={"memory_value_scale": 5.0}, settings=FASTER),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where everything is, the Llama's size, and K."""
+
+    data: Path
+    scratch: Path
+    size: str = "small"
+    blocks: int = 8
+
+    def llama(self, seed: int) -> RunConfig:
+        run = Run("base", "paper", self.size, 0, seed, share=SHARE)
+        return run.config(self.data, gpu=torch.cuda.is_available())
+
+    def further(self, way: Way, seed: int, start: Path) -> RunConfig:
+        """The Llama's own settings, at a lower rate and in another order of the text."""
+        first = self.llama(seed)
+        rate = RATE * first.optim.max_lr
+        settings = {
+            "model.start": json.dumps(str(start)),
+            "data.path": json.dumps(str(self.data)),
+            "data.sequence": first.data.sequence,
+            "optim.max_lr": rate,
+            "optim.min_lr": rate / 10,
+            "optim.warmup_lr": rate / 100,
+            "optim.warmup_steps": first.optim.warmup_steps,
+            "train.seed": seed + 100,
+            "train.parts": way.parts,
+            **way.settings,
+        }
+        same = ("steps", "batch", "log_every", "validate_every", "validation_sequences", "checkpoint_every")
+        settings |= {f"train.{name}": getattr(first.train, name) for name in same}
+        settings |= {"train.tensorboard": "false", "train.dtype": first.train.dtype}
+        settings |= {"train.compile": str(first.train.compile).lower()}
+        return RunConfig.load(None, [f"{name}={value}" for name, value in settings.items()])
+
+
+def compare(plan: Plan, ways: Iterable[Way], processes: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Trains what is not there yet; the losses of all, by decile too."""
+    jobs = [(way, seed) for way in ways for seed in range(way.seeds)]
+    seeds = sorted({seed for _, seed in jobs})
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        firsts = list(pool.map(_first, [plan] * len(seeds), seeds))
+        tell(f"{len(seeds)} Llamas are there")
+        found = []
+        for record in pool.map(_further, [plan] * len(jobs), *zip(*jobs, strict=True)):
+            found.append(record)
+            tell(f"{record['way']}, seed {record['seed']}: {record['validation']['loss']:.4f}")
+    tokens = [first["tokens"] for first in firsts]
+    return {"size": plan.size, "k": plan.blocks, "tokens": tokens[0], "first": firsts, "runs": found}
+
+
+def _first(plan: Plan, seed: int) -> dict[str, Any]:
+    config = plan.llama(seed)
+    tokens = config.train.steps * config.train.batch * config.data.sequence
+    return {"seed": seed, "tokens": tokens, "validation": _train(config, plan.scratch / f"llama-{seed}")}
+
+
+def _further(plan: Plan, way: Way, seed: int) -> dict[str, Any]:
+    slug = f"on-{way.name.lower().replace(', ', '-').replace(' ', '-')}-{seed}"
+    start = plan.scratch / f"llama-{seed}" / "export"
+    if way.tables is not None:
+        memory = {"num_memory_blocks": plan.blocks, "memory_values": True, **way.memory}
+        upcycled = plan.scratch / f"start-{slug}"
+        if not upcycled.exists():
+            upcycle(open_source(str(start)), upcycled, memory, way.tables, seed, lambda total: lambda n: None)
+        start = upcycled
+    validation = _train(plan.further(way, seed, start), plan.scratch / slug)
+    return {"way": way.name, "seed": seed, "about": asdict(way), "validation": validation}
+
+
+def _train(config: RunConfig, run: Path) -> dict[str, Any]:
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    return Trainer(config, run, lambda line: None, resume=True).train()
