@@ -66,7 +66,7 @@ test-oldest: $(OLDEST)/.installed
 # It takes what is of other torches along, which does not load beside this one, and which text does not need.
 test-vllm: $(VLLM)/.installed
 	@$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(RUN) $(VLLM)/bin/pytest tests/vllm
+	$(RUN) $(VLLM)/bin/pytest tests/with_vllm
 
 demo: setup
 	$(VENV)/bin/tide-lm demo

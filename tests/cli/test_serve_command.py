@@ -1,4 +1,4 @@
-"""`tide-lm serve` without vLLM: transformers' own server, with no code of the folder. With it: tests/vllm."""
+"""`tide-lm serve` without vLLM: transformers' own server, with no code of the folder. With it: tests/with_vllm."""
 
 import importlib.util
 import os

