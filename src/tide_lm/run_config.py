@@ -49,7 +49,8 @@ class ModelSection:
 
     @property
     def name(self) -> str:
-        return self.preset or Path(self.start).name
+        start = Path(self.start)
+        return self.preset or (start.absolute().parent if start.name == "export" else start).name
 
     def shape(self) -> ModelConfig:
         if self.start:
@@ -214,6 +215,15 @@ class RunConfig:
             raise ValueError(
                 f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}: "
                 "the second must divide the first"
+            )
+        if self.train.parts != "all" and not self.model.start:
+            raise ValueError(
+                f"train.parts is {self.train.parts!r}, and all else would stay random: start from a model, "
+                "with --from"
+            )
+        if self.train.record_gradients and self.train.parts != "all":
+            raise ValueError(
+                f"train.parts is {self.train.parts!r}, and train.record_gradients is of E too: turn it off"
             )
         if self.train.record_gradients and self.train.compile:
             raise ValueError(

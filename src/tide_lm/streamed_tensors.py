@@ -63,9 +63,11 @@ def read(path: Path) -> dict[str, Streamed]:
                 raise ValueError(
                     f"{path} holds {name} as {entry['dtype']}: only {', '.join(DTYPES)} are known"
                 )
-            begin, end = (start + offset for offset in entry["data_offsets"])
-            found[name] = Streamed(entry["dtype"], tuple(entry["shape"]), _range(path, begin, end))
-            if end > size or end - begin != found[name].nbytes:
+            (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
+            if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
+                raise TypeError(name)
+            found[name] = Streamed(entry["dtype"], shape, _range(path, start + begin, start + end))
+            if start + end > size or end - begin != found[name].nbytes:
                 raise ValueError(f"{path} is cut short, or damaged, at {name}: copy it again")
     except (KeyError, TypeError):
         raise ValueError(f"{path} is no safetensors file: copy it again") from None

@@ -1,7 +1,6 @@
-"""`tide-lm serve` without vLLM: transformers' own server, with no code of the folder. With it: tests/with_vllm."""
+"""`tide-lm serve` without vLLM: transformers' own server, with no code of the folder."""
 
 import importlib.util
-import os
 import socket
 import subprocess
 import sys
@@ -25,7 +24,8 @@ def folder(tiny_model, tokenizer, tmp_path):
     export = tmp_path / "run" / "export"
     tiny_model(vocab_size=len(tokenizer), eos_token_id=None).save_pretrained(export)
     tokenizer.save_pretrained(export)
-    (export / "modeling_tide.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    for code in export / "modeling_tide.py", export.parent / "torch.py":
+        code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     return tmp_path / "run"
 
 
@@ -42,6 +42,7 @@ def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tm
         port = free.getsockname()[1]
     command = [
         sys.executable,
+        "-P",
         "-m",
         "tide_lm",
         "serve",
@@ -53,7 +54,7 @@ def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tm
         "cpu",
     ]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "NO_COLOR": "1"})
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
     given_up = time.monotonic() + 120
     while True:
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]

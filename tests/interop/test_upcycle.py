@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from typer.testing import CliRunner
 
+from tide_lm import streamed_tensors
 from tide_lm.cli import commands
 from tide_lm.interop.upcycle import open_source, strip, upcycle
 from tide_lm.model import TideConfig, TideForCausalLM
@@ -87,6 +88,43 @@ def test_a_base_model_of_ours_is_a_llama_too(tmp_path, tiny_model):
     base.save_pretrained(tmp_path / "base")
     found = upcycled(tmp_path / "base", tmp_path / "tide")
     assert torch.equal(found(IDS).logits, base(IDS).logits)
+
+
+@torch.no_grad()
+def test_a_head_that_is_tied_in_name_alone_is_kept(tmp_path):
+    model = llama(tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "llama")
+    weights = load_file(tmp_path / "llama" / "model.safetensors")
+    for head in weights["model.embed_tokens.weight"].clone(), torch.randn(53, 32):
+        save_file(
+            weights | {"lm_head.weight": head}, tmp_path / "llama" / "model.safetensors", {"format": "pt"}
+        )
+        expected = LlamaForCausalLM.from_pretrained(tmp_path / "llama").eval()
+        out = tmp_path / f"tide-{len(list(tmp_path.iterdir()))}"
+        found = upcycled(tmp_path / "llama", out)
+        assert torch.equal(found(IDS).logits, expected(IDS).logits)
+        assert found.config.tie_word_embeddings is torch.equal(head, weights["model.embed_tokens.weight"])
+        strip(open_source(str(out)), out.with_suffix(".llama"), False, lambda total: lambda count: None)
+        again = AutoModelForCausalLM.from_pretrained(out.with_suffix(".llama"))
+        assert torch.equal(again(IDS).logits, expected(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]},
+        {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]},
+        {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [1 << 62], "data_offsets": [0, 8]},
+        ["F32"],
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path, entry):
+    text = json.dumps({"a": entry}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(ValueError, match=r"a\.safetensors is (no safetensors file|cut short)"):
+        streamed_tensors.read(tmp_path / "a.safetensors")
 
 
 def test_tables_begin_as_they_were_chosen(tmp_path):

@@ -1,6 +1,7 @@
 """A model that was there before a run: an upcycled Llama, whole, frozen, or changed by low ranks."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from tide_lm.run_config import RunConfig
 from tide_lm.train.dry_run import dry_run
 from tide_lm.train.trainer import Trainer
 
+GENERATION = '{"eos_token_id": [1, 5], "temperature": 0.6, "top_p": 0.9}'  # as some have it: not sampled
 MEMORY = ("model.memory.", ".router.", ".value_gate.")
 
 
@@ -36,7 +38,8 @@ def llama(prepared, tokenizer, tmp_path_factory):
         rope_parameters=rope,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="40KB")
+    (folder / "generation_config.json").write_text(GENERATION)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -162,6 +165,7 @@ def test_a_dry_run_counts_what_learns(prepared, tide):
         (["model.preset=tide-8e-1b"], "model.preset is that of"),
         (["train.lora_rank=0"], "train.lora_rank is 0"),
         (["train.parts=some"], "train.parts is 'some'"),
+        (["train.parts=memory", "train.record_gradients=true"], "record_gradients is of E too"),
     ],
 )
 def test_settings_that_a_start_decides_are_refused(prepared, tide, settings, told):
@@ -169,14 +173,17 @@ def test_settings_that_a_start_decides_are_refused(prepared, tide, settings, tol
         config_of(prepared, tide, *settings)
 
 
-def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path, tokenizer):
+def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
     with pytest.raises(ValueError, match="the model has no memory"):
         Trainer(config_of(prepared, llama, "train.parts=memory"), tmp_path / "run", lambda line: None)
     with pytest.raises(ValueError, match="cannot read a model config from"):
         config_of(prepared, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"train\.parts is 'lora', and all else would stay random"):
+        RunConfig.load(None, settings_of(prepared, "train.parts=lora"))
+    with pytest.raises(ValueError, match="knows 64 positions: lower it"):
+        Trainer(config_of(prepared, llama, "data.sequence=128"), tmp_path / "run", lambda line: None)
     other = tmp_path / "other"
-    TideForCausalLM.from_pretrained(tide).save_pretrained(other)
-    tokenizer.save_pretrained(other)
+    shutil.copytree(tide, other)
     changed_one = json.loads((other / "tokenizer.json").read_text())
     changed_one["model"]["merges"] = changed_one["model"]["merges"][:-1]
     (other / "tokenizer.json").write_text(json.dumps(changed_one))
@@ -206,5 +213,7 @@ def test_two_processes_start_from_the_same_weights(prepared, tide, tmp_path, par
     assert [json.loads(line)["loss"] for line in metrics] == pytest.approx(alone, abs=1e-4)
     one, two = (load_file(tmp_path / run / "export" / "model.safetensors") for run in ("alone", "two"))
     assert one.keys() == two.keys()
+    for run in "alone", "two":
+        assert (tmp_path / run / "export" / "generation_config.json").read_text() == GENERATION
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=2e-3)

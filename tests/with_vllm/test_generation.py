@@ -123,8 +123,13 @@ if __name__ == "__main__":
     return subprocess.run(call, capture_output=True, text=True, timeout=300, env=environment)
 
 
-def test_two_processes_share_tables_heads_and_the_vocabulary(saved):
-    folder = saved(memory_values=True)
+@pytest.mark.parametrize(
+    "changes",
+    [{"memory_values": True}, {"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}],
+    ids=["key heads are split", "and shared"],
+)
+def test_two_processes_share_tables_heads_and_the_vocabulary(saved, changes):
+    folder = saved(**changes)
     done = run(folder, {"tensor_parallel_size": 2}, PROMPTS)
     found = re.findall(r"^TOKENS (.*)$", done.stdout, re.MULTILINE)
     assert found, done.stderr[-3000:]
@@ -140,6 +145,7 @@ def test_two_processes_share_tables_heads_and_the_vocabulary(saved):
         ({"additional_config": {"tide_memory": "disk"}}, "tide_memory is 'disk': it must be one of"),
         ({"additional_config": {"tide_memories": "cpu"}}, "additional_config has 'tide_memories'"),
         ({"additional_config": {"tide_memory": "store"}}, "pack it first, with `tide-lm pack`"),
+        ({"additional_config": {"tide_memory": "cpu"}}, "pack it first, with `tide-lm pack`"),
         ({"additional_config": {"tide_memory": "cpu", "tide_memory_cache_bytes": -1}}, "cache_bytes is -1"),
     ],
 )
@@ -148,15 +154,13 @@ def test_wrong_options_are_told(saved, generate, options, told):
         generate(saved(), **options)
 
 
-def test_a_folder_without_tables_fails_when_it_is_loaded(saved, generate):
+@pytest.mark.parametrize("name", ["model.memory.table.weight", "model.layers.1.router.weight"])
+def test_a_folder_that_lacks_memory_fails_when_it_is_loaded(saved, generate, name):
     folder = saved()
-    kept = {
-        name: tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-        if "memory" not in name
-    }
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"not initialized from.*model\.memory"):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name.replace(".table", "")]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"lacks {re.escape(name)}"):
         generate(folder)
 
 
@@ -166,13 +170,17 @@ def test_stages_are_refused(saved):
     assert "pipeline_parallel_size is 2" in done.stdout + done.stderr
 
 
-def test_another_vllm_is_told_of(monkeypatch, caplog):
+def test_another_vllm_is_told_of_when_a_model_is_wanted(monkeypatch, caplog):
     import vllm
 
     from tide_lm.interop import vllm_plugin
 
-    vllm_plugin.register()
-    assert not caplog.records
+    assert vllm_plugin.TideForCausalLM.__module__ == "tide_lm.interop.vllm_model"
     monkeypatch.setattr(vllm, "__version__", "0.31.2")
     vllm_plugin.register()
+    assert not caplog.records
+    assert vllm_plugin.TideForCausalLM
     assert "tide-lm knows vLLM 0.32, and this is 0.31.2" in caplog.text
+    monkeypatch.setitem(sys.modules, "tide_lm.interop.vllm_model", None)
+    with pytest.raises(ImportError, match=r"knows vLLM 0\.32, and this is 0\.31\.2: install one"):
+        vllm_plugin.TideForCausalLM  # noqa: B018

@@ -38,4 +38,5 @@ def command(
         raise ValueError(
             "there is no server here: pip install 'tide-lm[serve]', for transformers' own, or vllm"
         )
-    os.execv(sys.executable, [sys.executable, *call])  # which has this process's signals
+    # The server has this process's signals, and imports nothing from the folder in which it was called.
+    os.execve(sys.executable, [sys.executable, *call], {**os.environ, "PYTHONSAFEPATH": "1"})

@@ -38,6 +38,11 @@ def command(
     before = folder.read_config() if resume else None
     if start is not None:
         export = start / "export"
+        if (start / "checkpoints").is_dir() and not export.is_dir():
+            let_first_speak()
+            raise typer.BadParameter(
+                f"--from {start} is a run that has not ended: let it end, or give a folder"
+            )
         settings = [*(settings or ()), f"model.start={json.dumps(str(export if export.is_dir() else start))}"]
     try:
         if resume and before is None and config is None and not settings:

@@ -8,10 +8,12 @@ Shapes: U some tokens, K blocks, D hidden.
 
 import json
 import math
+import operator
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_lm import runs, streamed_tensors
 from tide_lm.model import TideForCausalLM
@@ -29,12 +31,12 @@ from tide_lm.streamed_tensors import DTYPES, Streamed
 
 Start = Literal["noise", "copies", "rotated"]
 _NOISE = 0.5  # of copies, in units of a row's own size
-_ROWS_AT_ONCE = 1024
+_AT_ONCE = 1 << 22  # numbers of a table
 _SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE = re.compile(  # what belongs to a model besides its weights
-    r"generation_config\.json|tokenizer[\w.]*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
-    r"|merges\.txt|chat_template[\w.]*|(LICENSE|NOTICE|USE_POLICY)[\w.]*"
+    r"(generation_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|merges|chat_template)"
+    r"\.(json|model|txt|jinja)|(LICENSE|NOTICE|USE_POLICY)(\.\w*)?"
 )
 _PATTERNS = [
     "*.json",
@@ -68,6 +70,14 @@ class Source:
     config: PreTrainedConfig
     tensors: dict[str, Streamed]
 
+    @cached_property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding: transformers does not tie it to another if a file has it."""
+        head, embedding = (self.tensors.get(f"{name}.weight") for name in ("lm_head", "model.embed_tokens"))
+        if head is None or embedding is None or not self.config.tie_word_embeddings:
+            return self.config.tie_word_embeddings
+        return head.dtype == embedding.dtype and all(map(operator.eq, head.pieces(), embedding.pieces()))
+
 
 def open_source(model: str) -> Source:
     """Of a folder here, or of a name on the Hub."""
@@ -90,28 +100,28 @@ def open_source(model: str) -> Source:
     if kind[0] not in ("LlamaForCausalLM", "TideForCausalLM"):
         raise ValueError(f"{model} has the architecture {kind[0]}: give one with a language-modelling head")
     tensors: dict[str, Streamed] = {}
-    for path in _files(folder, model):
+    for path in weight_files(folder):
         tensors |= streamed_tensors.read(path)
     return Source(model, folder, config, tensors)
 
 
-def _files(folder: Path, model: str) -> list[Path]:
-    if (folder / _INDEX).is_file():
-        try:
-            names = sorted(
-                set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise ValueError(f"{folder / _INDEX} cannot be read: copy it again") from None
-        if missing := [name for name in names if not (folder / Path(name).name).is_file()]:
-            raise ValueError(f"{folder / missing[0]}, which {_INDEX} names, is not there: copy it again")
-        return [folder / Path(name).name for name in names]
-    if not (folder / _WEIGHTS).is_file():
+def weight_files(folder: Path) -> list[Path]:
+    """Those that transformers would read."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if not (folder / _INDEX).is_file():
         raise ValueError(
-            f"{model} has no {_WEIGHTS}: weights in other forms are not read, since they may run code; save "
+            f"{folder} has no {_WEIGHTS}: weights in other forms are not read, since they may run code; save "
             "the model with transformers' save_pretrained first"
         )
-    return [folder / _WEIGHTS]
+    try:
+        places = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({Path(name).name for name in places.values()})
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ValueError(f"{folder / _INDEX} cannot be read: copy it again") from None
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(f"{folder / missing[0]}, which {_INDEX} names, is not there: copy it again")
+    return [folder / name for name in names]
 
 
 def upcycle(
@@ -131,10 +141,9 @@ def upcycle(
     values = {**source.config.to_dict(), **memory, "memory_gain_init": 0.0}
     for name in ("model_type", "auto_map", "transformers_version"):
         values.pop(name, None)
+    values["tie_word_embeddings"] = source.is_tied
     config = TideConfig.from_dict(values | {"architectures": ["TideForCausalLM"]})
-    with torch.device("meta"):
-        model = TideForCausalLM(config)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    shapes = _shapes(TideForCausalLM, config)
     tensors = _checked(source, {name: shape for name, shape in shapes.items() if not OF_MEMORY.search(name)})
     embedding = tensors["model.embed_tokens.weight"]
     made = {
@@ -160,16 +169,25 @@ def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
             )
     own = {*TideConfig.__annotations__, "model_type", "auto_map", "transformers_version"}
     values = {name: value for name, value in source.config.to_dict().items() if name not in own}
-    config = LlamaConfig.from_dict(values | {"architectures": ["LlamaForCausalLM"]})
-    kept = {name: tensor for name, tensor in source.tensors.items() if not OF_MEMORY.search(name)}
+    values |= {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": source.is_tied}
+    config = LlamaConfig.from_dict(values)
+    kept = _checked(source, _shapes(LlamaForCausalLM, config))
     return _write(source, out, kept, config, begin, None)
+
+
+def _shapes(kind: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = kind(config)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Streamed]:
     """A Llama's tensors, all of those that its configuration calls for and no others."""
-    derived = ("lm_head.weight",) if source.config.tie_word_embeddings else ()
+    left = re.compile(
+        rf"{OF_MEMORY.pattern}|rotary_emb\.inv_freq$" + (r"|^lm_head\." if source.is_tied else "")
+    )
     for name, tensor in source.tensors.items():
-        if name not in shapes and name not in derived and not name.endswith("rotary_emb.inv_freq"):
+        if name not in shapes and not left.search(name):
             raise ValueError(
                 f"{source.name} holds {name}, which its config.json does not call for: mend that"
             )
@@ -201,23 +219,24 @@ def _made(
 
 
 def _tables(embedding: Streamed, config: TideConfig, start: Start, seed: int) -> Iterator[torch.Tensor]:
-    """Rows of some tokens after the other, in float32. A token's size is that of its embedding."""
+    """Rows of some tokens after the other, in float32; where an embedding is 0 they are noise."""
     K, D = config.num_memory_blocks, config.hidden_size
     turns_KDD = torch.stack([_rotation(D, seed, block) for block in range(K)]) if start == "rotated" else None
     first = 0
-    for embedded_UD in _rows(embedding):
+    for embedded_UD in _rows(embedding, max(1, _AT_ONCE // (K * D))):
         rows_UKD = torch.empty(len(embedded_UD), K, D)
-        draw_table(rows_UKD, range(first, first + len(rows_UKD)), seed, std=1.0)
+        draw_table(rows_UKD, range(first, first + len(rows_UKD)), seed, config.initializer_range)
         first += len(rows_UKD)
-        size_U11 = embedded_UD.pow(2).mean(-1).sqrt()[:, None, None]
-        size_U11 = torch.where(size_U11 > 0, size_U11, config.initializer_range)
-        if start == "noise":
-            yield rows_UKD * config.initializer_range
-        elif start == "copies":
-            yield embedded_UD[:, None] + _NOISE * size_U11 * rows_UKD
+        empty_U = ~embedded_UD.any(-1)
+        if start == "copies":
+            size_U11 = embedded_UD.pow(2).mean(-1).sqrt()[:, None, None]
+            mixed_UKD = embedded_UD[:, None] + _NOISE * size_U11 / config.initializer_range * rows_UKD
+        elif turns_KDD is not None:
+            mixed_UKD = torch.einsum("ud,kde->uke", embedded_UD, turns_KDD)
         else:
-            turned_UKD = torch.einsum("ud,kde->uke", embedded_UD, turns_KDD)
-            yield torch.where(turned_UKD.any(-1, keepdim=True), turned_UKD, size_U11 * rows_UKD)
+            mixed_UKD = rows_UKD
+        mixed_UKD[empty_U] = rows_UKD[empty_U]
+        yield mixed_UKD
 
 
 def _rotation(dim: int, seed: int, block: int) -> torch.Tensor:
@@ -226,8 +245,8 @@ def _rotation(dim: int, seed: int, block: int) -> torch.Tensor:
     return orthogonal * upper.diagonal().sign()
 
 
-def _rows(table: Streamed) -> Iterator[torch.Tensor]:
-    """Of a table that is read, some at a time and in float32."""
+def _rows(table: Streamed, at_once: int) -> Iterator[torch.Tensor]:
+    """Of a table that is read, at most so many at a time and in float32."""
     width = table.shape[1] * DTYPES[table.dtype].itemsize
     left = bytearray()
     for piece in table.pieces():
@@ -235,7 +254,7 @@ def _rows(table: Streamed) -> Iterator[torch.Tensor]:
         whole = len(left) // width * width
         rows = torch.frombuffer(left[:whole], dtype=DTYPES[table.dtype]).view(-1, table.shape[1])
         del left[:whole]
-        for some in rows.split(_ROWS_AT_ONCE):
+        for some in rows.split(at_once):
             yield some.float()
 
 

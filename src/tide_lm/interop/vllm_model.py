@@ -22,7 +22,7 @@ from vllm.sequence import IntermediateTensors
 from tide_lm import ops
 from tide_lm.config import Place, Residence
 from tide_lm.model import MemoryNorm
-from tide_lm.pretrained import TideConfig, check_place, store_path
+from tide_lm.pretrained import OF_MEMORY, TideConfig, check_place, store_path
 from tide_lm.stored_memory import StoredMemory
 
 _OPTIONS = ("tide_memory", "tide_memory_cache_bytes")
@@ -58,12 +58,14 @@ class Memory(nn.Module):
         self.table: VocabParallelEmbedding | None = None
         if config.memory_store is not None:
             self.stored = StoredMemory(config.vocab_size, self.blocks, self.hidden).eval()
+            model, fingerprint = vllm_config.model_config, config.memory_store["fingerprint"]
+            of_hub = {} if model.revision is None else {"revision": model.revision}
+            path, device = store_path(config, model.model, **of_hub), vllm_config.device_config.device
+            self.stored.open(path, fingerprint, self.residence, torch.device(device))
         else:
             self.norm = MemoryNorm(self.blocks, self.hidden, config.rms_norm_eps)
             if self.residence.place is Place.device:
                 self.table = VocabParallelEmbedding(config.vocab_size, self.blocks * self.hidden)
-            else:
-                check_place(config, vllm_config.model_config.model, self.residence.place)
         if self.table is None:
             _split_graphs(vllm_config, prefix, self)
 
@@ -73,14 +75,6 @@ class Memory(nn.Module):
         rows_NKD = like.new_empty(len(ids_N), self.blocks, self.hidden)
         torch.ops.tide_lm.vllm_rows(ids_N, rows_NKD, self.name)
         return rows_NKD
-
-    def open(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        """A packed model's store, if it is one."""
-        if self.stored is not None:
-            model, config = vllm_config.model_config, vllm_config.model_config.hf_config
-            of_hub = {} if model.revision is None else {"revision": model.revision}
-            path, fingerprint = store_path(config, model.model, **of_hub), config.memory_store["fingerprint"]
-            self.stored.open(path, fingerprint, self.residence, device)
 
 
 @torch.library.custom_op(_OP, mutates_args=["rows_NKD"])
@@ -102,7 +96,8 @@ def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
     if compilation.splitting_ops is not None and _OP not in compilation.splitting_ops:
         compilation.splitting_ops.append(_OP)
     if compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_full_cudagraphs():
-        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        pieces = compilation.splitting_ops_contain_attention()  # which no graph of a piece may hold either
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE if pieces else CUDAGraphMode.NONE
 
 
 class TideAttention(llama.LlamaAttention):
@@ -226,16 +221,23 @@ class TideForCausalLM(llama.LlamaForCausalLM):
                 f"pipeline_parallel_size is {stages}: every layer of a TIDE model needs the token's rows, so "
                 "it cannot be split into stages; use tensor_parallel_size"
             )
+        model = vllm_config.model_config
+        check_place(model.hf_config, model.model, residence_of(vllm_config).place)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.vllm_config = vllm_config
+        self.loaded: set[str] = set()
 
     def _init_model(self, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> TideModel:
         return TideModel(vllm_config=vllm_config, prefix=prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """vLLM itself does not miss what has a quantisable kind, as tables and routers do."""
         loaded = super().load_weights(weights)
-        if self.model.has_memory:
-            self.model.memory.open(self.vllm_config, self.model.embed_tokens.weight.device)
+        missing = {name for name, _ in self.named_parameters() if OF_MEMORY.search(name)} - loaded
+        if missing and not self.loaded:
+            raise ValueError(
+                f"the checkpoint lacks {min(missing)}, of the memory: copy it again, or upcycle it"
+            )
+        self.loaded |= loaded
         return loaded
 
 

@@ -1,22 +1,37 @@
 """TIDE models in vLLM: what its entry point `vllm.general_plugins` calls, in each of its processes."""
 
 import logging
+from typing import Any
 
 KNOWN = ("0.32",)  # versions of vLLM that the model was written for
+_LOG = logging.getLogger("vllm.tide_lm")
 
 
 def register() -> None:
-    """Tells transformers and vLLM of TIDE; the model's own module is imported when one is loaded."""
+    """Tells transformers and vLLM of TIDE. Nothing that fails here may keep vLLM from other models."""
     from transformers import AutoConfig
-    from vllm import ModelRegistry, __version__
+    from vllm import ModelRegistry
 
-    from tide_lm.pretrained import TideConfig
-
-    if not __version__.startswith(tuple(f"{known}." for known in KNOWN)):
-        logging.getLogger("vllm.tide_lm").warning(
-            "tide-lm knows vLLM %s, and this is %s: if a TIDE model does not load, install one of those",
-            ", ".join(KNOWN),
-            __version__,
-        )
+    try:
+        from tide_lm.pretrained import TideConfig
+    except ImportError as error:
+        _LOG.warning("tide-lm is left out: %s", error)
+        return
     AutoConfig.register("tide", TideConfig, exist_ok=True)
-    ModelRegistry.register_model("TideForCausalLM", "tide_lm.interop.vllm_model:TideForCausalLM")
+    ModelRegistry.register_model("TideForCausalLM", f"{__name__}:TideForCausalLM")
+
+
+def __getattr__(name: str) -> Any:
+    """The model, when vLLM asks for it."""
+    if name != "TideForCausalLM":
+        raise AttributeError(name)
+    from vllm import __version__
+
+    told = f"tide-lm knows vLLM {', '.join(KNOWN)}, and this is {__version__}"
+    if not __version__.startswith(tuple(f"{known}." for known in KNOWN)):
+        _LOG.warning("%s: if this model does not load, install one of those", told)
+    try:
+        from tide_lm.interop.vllm_model import TideForCausalLM
+    except ImportError as error:
+        raise ImportError(f"{told}: install one of those ({error})") from error
+    return TideForCausalLM

@@ -55,7 +55,7 @@ def _check_same_tokenizer(start: Path, folder: Path, manifest: Manifest) -> None
     """That a model which knows its tokens goes on with them, if its folder has a tokenizer."""
     if not (start / "tokenizer.json").is_file():
         return
-    if tokenizers.fingerprint(tokenizers.load(str(start))) != manifest.tokenizer_sha256:
+    if tokenizers.fingerprint(tokenizers.load(str(start.absolute()))) != manifest.tokenizer_sha256:
         raise ValueError(
             f"{folder} was prepared with another tokenizer than that of {start}: prepare the text again, "
             f"with --tokenizer {start}"

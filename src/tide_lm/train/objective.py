@@ -22,9 +22,12 @@ def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
     """That of the folder to start from, or the preset with what settings and the data's tokenizer change."""
     shape = config.model.shape()
     if config.model.start:
-        found = TideConfig.from_pretrained(config.model.start, num_memory_blocks=shape.num_memory_blocks)
-        found.max_position_embeddings = max(shape.max_position_embeddings, config.data.sequence)
-        return found
+        if config.data.sequence > shape.max_position_embeddings:
+            raise ValueError(
+                f"data.sequence is {config.data.sequence}, and {config.model.name} knows "
+                f"{shape.max_position_embeddings} positions: lower it"
+            )
+        return TideConfig.from_pretrained(config.model.start, num_memory_blocks=shape.num_memory_blocks)
     return TideConfig(
         **shape.to_transformers()
         | {

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import GenerationConfig
 
 from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
@@ -74,7 +76,9 @@ class Trainer:
         if ranks.together():
             self.model = parallel.without_weights(shape)
         elif start is not None:
-            self.model = TideForCausalLM.from_pretrained(start, config=shape, dtype=torch.float32)
+            self.model = TideForCausalLM.from_pretrained(
+                start, config=shape, dtype=torch.float32, use_safetensors=True
+            )
         else:
             self.model = build(shape)
         choose_parts(self.model, config.train)
@@ -187,7 +191,7 @@ class Trainer:
         if settings.dtype == "bfloat16" and self.device.type == "cpu":
             self.tell("bfloat16 is very slow on many CPUs: train.dtype=float32 may be faster")
         used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
-        if used < 0.9 * has:
+        if used < 0.9 * has and not self.config.model.start:
             self.tell(
                 f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} saves the rest"
             )
@@ -406,6 +410,9 @@ class Trainer:
     def _export(self, validation: dict[str, Any]) -> None:
         """A Hugging Face folder with its tokenizer, whole or not at all."""
         low_rank.merge(self.model)
+        kept = Path(self.config.model.start, "generation_config.json")
+        if has_kept := bool(self.config.model.start) and kept.is_file():
+            self.model.generation_config = GenerationConfig()  # some that are used cannot be saved
         with ranks.first_opens(lambda: runs.write_folder(self.run.export)) as folder:
             if ranks.together():
                 parallel.save_pretrained(self.model, folder)
@@ -415,6 +422,8 @@ class Trainer:
                 except SafetensorError as error:  # of a full disk, above all
                     raise OSError(f"{self.run.export}: {error}") from error
             if ranks.is_first():
+                if has_kept:
+                    shutil.copyfile(kept, folder / kept.name)
                 self.inputs.tokenizer.save_pretrained(folder)
                 tokens = self.loader.windows * self.config.data.sequence
                 card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
