@@ -152,7 +152,10 @@ def results_folder(run: Path) -> Path:
 
 
 class RunDirectory:
-    """A run's folder: config.json, metrics.jsonl, checkpoints/, results/ and export/."""
+    """A run's folder: config.json, metrics.jsonl, checkpoints/, results/ and export/.
+
+    `start/` has the configuration of the model that a run started from, if there was one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -176,13 +179,25 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def read_config(self) -> dict[str, Any] | None:
-        """The settings the run was started with, or None where there is no run."""
+        """The settings the run was started with, or None where there is no run.
+
+        If the model that it started from is not there any more, its configuration is here.
+        """
         try:
-            return json.loads(self.config.read_text(encoding="utf-8"))
+            values = json.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise ValueError(f"{self.config} cannot be read ({error}): put it back") from error
+        model = values.get("model") if isinstance(values, dict) else None
+        start = model.get("start") if isinstance(model, dict) else None
+        if model and start and not Path(start, "config.json").is_file():
+            kept = self.start_of(start)
+            model["start"] = str(kept) if kept.is_dir() else start
+        return values
+
+    def start_of(self, folder: str) -> Path:
+        return self.path / "start" / Path(folder).name
 
     def last_metrics(self) -> dict[str, Any]:
         """The newest record, empty if there is none."""

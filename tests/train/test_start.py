@@ -14,6 +14,7 @@ from tide_lm.evaluate.subject import open_subject
 from tide_lm.interop.upcycle import open_source, upcycle
 from tide_lm.model import TideForCausalLM
 from tide_lm.run_config import RunConfig
+from tide_lm.runs import RunDirectory
 from tide_lm.train.dry_run import dry_run
 from tide_lm.train.trainer import Trainer
 
@@ -137,13 +138,19 @@ def test_low_ranks_are_trained_with_the_memory_and_merged_in_the_export(prepared
 
 
 @pytest.mark.parametrize("parts", ["all", "memory", "lora"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(prepared, tide, tmp_path, parts):
-    chosen = config_of(prepared, tide, f"train.parts={parts}", "train.steps=8", "train.checkpoint_every=4")
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits_without_its_start(prepared, tide, tmp_path, parts):
+    start = tmp_path / "start"
+    shutil.copytree(tide, start)
+    chosen = config_of(prepared, start, f"train.parts={parts}", "train.steps=8", "train.checkpoint_every=4")
     trained(chosen, tmp_path / "whole")
     stopped = Trainer(chosen, tmp_path / "cut", lambda line: None)
     stopped.advance = lambda step: stopped._stop(15, None) if step == 4 else None
     stopped.train()
-    Trainer(chosen, tmp_path / "cut", lambda line: None, resume=True).train()
+    shutil.rmtree(start)
+    again = RunConfig.load(None, resumed=RunDirectory(tmp_path / "cut").read_config())
+    assert again.model.shape().num_memory_blocks == 3
+    Trainer(again, tmp_path / "cut", lambda line: None, resume=True).train()
+    assert (tmp_path / "cut" / "export" / "generation_config.json").read_text() == GENERATION
     whole, cut = (load_file(tmp_path / run / "export" / "model.safetensors") for run in ("whole", "cut"))
     assert whole.keys() == cut.keys()
     assert all(torch.equal(whole[name], cut[name]) for name in whole)

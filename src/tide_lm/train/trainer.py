@@ -72,7 +72,8 @@ class Trainer:
         )
         torch.manual_seed(config.train.seed)
         shape = model_config(config, self.inputs.manifest)
-        start = Path(config.model.start) if config.model.start else None
+        begun = ranks.from_first(lambda: bool(checkpoint.steps(self.run.checkpoints)))
+        start = Path(config.model.start) if config.model.start and not begun else None
         if ranks.together():
             self.model = parallel.without_weights(shape)
         elif start is not None:
@@ -181,6 +182,7 @@ class Trainer:
         logged = self.step - self.step % settings.log_every
         if self.run.last_metrics().get("step", 0) < logged:
             self.tell(f"{self.run.metrics} lacks what was recorded up to step {logged:,}")
+        self._keep_start()
         runs.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
         tokens = settings.batch * self.config.data.sequence
         self.tell(
@@ -200,6 +202,15 @@ class Trainer:
         if settings.parts != "all":
             changes = f", and changes of rank {settings.lora_rank}" if settings.parts == "lora" else ""
             self.tell(f"trained: the memory{changes}; all else stays as it is in {self.config.model.start}")
+
+    def _keep_start(self) -> None:
+        """What is needed of the model that the run started from, once its weights are in a checkpoint."""
+        start, kept = Path(self.config.model.start), self.run.start_of(self.config.model.start)
+        if self.config.model.start and not kept.exists():
+            with runs.write_folder(kept) as folder:
+                for name in ("config.json", "generation_config.json"):
+                    if (start / name).is_file():
+                        shutil.copyfile(start / name, folder / name)
 
     def _loop(self) -> dict[str, Any]:
         settings = self.config.train
