@@ -21,15 +21,9 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
     shape, validation = config.model.shape(), results["validation"]
     blocks = shape.num_memory_blocks
     kind = f"A TIDE model with {blocks} memory blocks" if blocks else "A base model (Llama, no memory)"
-    return "\n".join(
+    return titled(
+        name,
         [
-            "---",
-            "library_name: transformers",
-            "pipeline_tag: text-generation",
-            "tags: [tide]",
-            "---",
-            f"# {_plain(name)}",
-            "",
             f"{kind}, {_origin(config.model)}, {count_parameters(shape).total:,} parameters, "
             f"trained with `tide-lm` {__version__} for {validation['step']:,} steps on {tokens:,} tokens of "
             f"`{data}`.",
@@ -47,8 +41,15 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
             json.dumps(settings, indent=2),
             "```",
             "",
-        ]
+        ],
     )
+
+
+def titled(name: str, lines: Iterable[str], base: str | None = None) -> str:
+    """A card of these lines, with what the hub reads; `base` is the model there that it was made from."""
+    hub = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [tide]"]
+    hub += [] if base is None else [f"base_model: {base}"]
+    return "\n".join(["---", *hub, "---", f"# {_plain(name)}", "", *lines])
 
 
 def _origin(model: ModelSection) -> str:

@@ -151,6 +151,14 @@ def results_folder(run: Path) -> Path:
     return folder
 
 
+def exported(model: str) -> str:
+    """The export of a run that has ended; what is no run stays as it is named."""
+    run = RunDirectory(Path(model))
+    if run.checkpoints.is_dir() and not run.export.is_dir():
+        raise ValueError(f"{model} is a run that has not ended: let it end, or give a folder with a model")
+    return str(run.export) if run.export.is_dir() else model
+
+
 class RunDirectory:
     """A run's folder: config.json, metrics.jsonl, checkpoints/, results/ and export/.
 

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import torch
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _AT_ONCE = 1 << 24  # bytes
 _LONGEST_HEADER = 100_000_000  # as in safetensors itself
 
@@ -72,6 +73,25 @@ def read(path: Path) -> dict[str, Streamed]:
     except (KeyError, TypeError):
         raise ValueError(f"{path} is no safetensors file: copy it again") from None
     return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Those of a model that transformers would read."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise ValueError(
+            f"{folder} has no {WEIGHTS}: weights in other forms are not read, since they may run code; save "
+            "the model with transformers' save_pretrained first"
+        )
+    try:
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        names = sorted({Path(name).name for name in places.values()})
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ValueError(f"{folder / INDEX} cannot be read: copy it again") from None
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(f"{folder / missing[0]}, which {INDEX} names, is not there: copy it again")
+    return [folder / name for name in names]
 
 
 def _entries(file: BinaryIO, path: Path) -> dict:

@@ -83,6 +83,20 @@ def test_logits_are_the_same_to_the_bit_and_so_is_the_way_back(tmp_path, kind, d
     assert not (tmp_path / "again" / "modeling_tide.py").exists()
 
 
+@torch.no_grad()
+def test_a_large_model_is_written_in_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.interop.upcycle._SHARD", 20_000)
+    model = llama()
+    model.save_pretrained(tmp_path / "llama")
+    found = upcycled(tmp_path / "llama", tmp_path / "tide")
+    assert len(list((tmp_path / "tide").glob("model-*-of-*.safetensors"))) > 2
+    assert torch.equal(found(IDS).logits, model(IDS).logits)
+    strip(open_source(str(tmp_path / "tide")), tmp_path / "again", False, lambda total: lambda count: None)
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "again")(IDS).logits, model(IDS).logits
+    )
+
+
 def test_a_base_model_of_ours_is_a_llama_too(tmp_path, tiny_model):
     base = tiny_model(num_memory_blocks=0)
     base.save_pretrained(tmp_path / "base")

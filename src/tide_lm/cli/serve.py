@@ -3,10 +3,11 @@
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from tide_lm import runs
 
 # Its server takes a class by name from transformers itself. With this one it needs no code of the folder's.
 _TRANSFORMERS = """
@@ -27,8 +28,7 @@ def command(
     ] = None,
 ) -> None:
     """Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers."""
-    export = Path(model) / "export"
-    folder = str(export) if export.is_dir() else model
+    folder = runs.exported(model)
     where = ["--host", host, "--port", str(port), *(more or ())]
     if importlib.util.find_spec("vllm"):
         call = ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, *where]

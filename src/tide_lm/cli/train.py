@@ -36,15 +36,9 @@ def command(
     """Train a base or a TIDE model on prepared data; resumable to the bit."""
     folder = runs.RunDirectory(run)
     before = folder.read_config() if resume else None
-    if start is not None:
-        export = start / "export"
-        if (start / "checkpoints").is_dir() and not export.is_dir():
-            let_first_speak()
-            raise typer.BadParameter(
-                f"--from {start} is a run that has not ended: let it end, or give a folder"
-            )
-        settings = [*(settings or ()), f"model.start={json.dumps(str(export if export.is_dir() else start))}"]
     try:
+        if start is not None:
+            settings = [*(settings or ()), f"model.start={json.dumps(runs.exported(str(start)))}"]
         if resume and before is None and config is None and not settings:
             if folder.checkpoints.exists():
                 raise ValueError(f"{run} has checkpoints and no config.json: give its settings again")

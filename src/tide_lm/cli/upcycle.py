@@ -55,14 +55,11 @@ def command(
     elif anyway:
         raise typer.BadParameter("--anyway goes with --strip, which is not given")
     runs.check_free(out)
-    from tide_lm.evaluate.subject import check_exists, owning_run
+    from tide_lm.evaluate.subject import check_exists
     from tide_lm.interop import upcycle
 
-    owner, step = owning_run(model)
-    if step is not None or (owner is not None and not (owner / "export").is_dir()):
-        raise ValueError(f"{model} is a run's checkpoint, or not finished: give a run with an export")
     check_exists(model)
-    source = upcycle.open_source(str(owner / "export") if owner else model)
+    source = upcycle.open_source(runs.exported(model))
     with writing_progress() as begin:
         if strip:
             written = upcycle.strip(source, out, anyway, begin)

@@ -19,36 +19,26 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, split_state_dict_into_shards_factory
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_lm import runs, streamed_tensors
 from tide_lm.model import TideForCausalLM
+from tide_lm.model_card import titled
 from tide_lm.pretrained import OF_MEMORY, TideConfig, draw_table
 from tide_lm.seeded_init import normal
-from tide_lm.streamed_tensors import DTYPES, Streamed
+from tide_lm.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
 
 Start = Literal["noise", "copies", "rotated"]
 _NOISE = 0.5  # of copies, in units of a row's own size
 _AT_ONCE = 1 << 22  # numbers of a table
 _SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE = re.compile(  # what belongs to a model besides its weights
     r"(generation_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|merges|chat_template)"
     r"\.(json|model|txt|jinja)|(LICENSE|NOTICE|USE_POLICY)(\.\w*)?"
 )
-_PATTERNS = [
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
-    "model*.safetensors",
-]
-
+_KINDS = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*", "USE_POLICY*", "model*.safetensors"]
 
 Begin = Callable[[int], Callable[[int], None]]
 
@@ -83,7 +73,7 @@ def open_source(model: str) -> Source:
     """Of a folder here, or of a name on the Hub."""
     try:
         here = Path(model).is_dir()
-        folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_PATTERNS))
+        folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_KINDS))
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, HfHubHTTPError) as error:
         raise ValueError(
@@ -103,25 +93,6 @@ def open_source(model: str) -> Source:
     for path in weight_files(folder):
         tensors |= streamed_tensors.read(path)
     return Source(model, folder, config, tensors)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Those that transformers would read."""
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    if not (folder / _INDEX).is_file():
-        raise ValueError(
-            f"{folder} has no {_WEIGHTS}: weights in other forms are not read, since they may run code; save "
-            "the model with transformers' save_pretrained first"
-        )
-    try:
-        places = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({Path(name).name for name in places.values()})
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{folder / _INDEX} cannot be read: copy it again") from None
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(f"{folder / missing[0]}, which {_INDEX} names, is not there: copy it again")
-    return [folder / name for name in names]
 
 
 def upcycle(
@@ -270,25 +241,19 @@ def _write(
     begin: Begin,
     card: str | None,
 ) -> Written:
-    shards: list[dict[str, Streamed]] = [{}]
-    for name, tensor in tensors.items():
-        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > _SHARD:
-            shards.append({})
-        shards[-1][name] = tensor
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=_SHARD,
+    )
     with runs.claimed(out, "upcycled"), runs.write_folder(out) as draft:
-        advance, total = begin(sum(tensor.nbytes for tensor in tensors.values())), len(shards)
-        files = (
-            [f"model-{i + 1:05d}-of-{total:05d}.safetensors" for i in range(total)]
-            if total > 1
-            else [_WEIGHTS]
-        )
-        for file, shard in zip(files, shards, strict=True):
-            streamed_tensors.write(draft / file, shard, advance)
-        if total > 1:
-            places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-            size = sum(tensor.nbytes for tensor in tensors.values())
-            index = {"metadata": {"total_size": size}, "weight_map": places}
-            (draft / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        advance = begin(split.metadata["total_size"])
+        for file, names in split.filename_to_tensors.items():
+            streamed_tensors.write(draft / file, {name: tensors[name] for name in names}, advance)
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         config.save_pretrained(draft)
         for path in source.folder.iterdir():
             if _BESIDE.fullmatch(path.name) and path.is_file():
@@ -300,21 +265,12 @@ def _write(
 
 
 def _card(source: Source, config: TideConfig, start: Start) -> str:
-    name = Path(source.name).resolve().name if Path(source.name).is_dir() else source.name
-    base = [] if Path(source.name).is_dir() else [f"base_model: {source.name}"]
-    return "\n".join(
-        [
-            "---",
-            "library_name: transformers",
-            "pipeline_tag: text-generation",
-            "tags: [tide]",
-            *base,
-            "---",
-            f"# {name} with {config.num_memory_blocks} memory blocks",
-            "",
-            f"`{name}` as a TIDE model, made with `tide-lm upcycle`. It computes what `{name}` does, to the "
-            f"bit: the gains of its memory are 0, and its tables ({start}) have not been trained. Train it "
-            "with `tide-lm train --from`.",
-            "",
-        ]
+    here = Path(source.name).is_dir()
+    name = Path(source.name).resolve().name if here else source.name
+    told = (
+        f"`{name}` as a TIDE model, made with `tide-lm upcycle`. It computes what `{name}` does, to the bit: "
+        f"the gains of its memory are 0, and its tables ({start}) have not been trained. Train it with "
+        "`tide-lm train --from`."
     )
+    title = f"{name} with {config.num_memory_blocks} memory blocks"
+    return titled(title, [told, ""], base=None if here else source.name)

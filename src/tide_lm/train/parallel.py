@@ -11,7 +11,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tide_lm import checkpoint, ranks, streamed_tensors
-from tide_lm.interop.upcycle import weight_files
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.train.objective import Objective
 from tide_lm.train.sharded_memory import ShardedMemory
@@ -53,9 +52,8 @@ def shard(objective: Objective, device: torch.device, start: Path | None = None)
 
 def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) -> None:
     """Fills each rank's share from a Hugging Face folder, low-rank changes aside."""
-    others = {path.name for path in folder.glob("*.safetensors")} - {
-        path.name for path in weight_files(folder)
-    }
+    read = {path.name for path in streamed_tensors.weight_files(folder)}
+    others = {path.name for path in folder.glob("*.safetensors")} - read
     if others:  # which would be read too
         raise ValueError(f"{folder / min(others)} is beside the model's weights: move it elsewhere")
     decoder, whole = model.model, None
