@@ -112,7 +112,7 @@ def upcycle(
     processes: Annotated[int, typer.Option("--processes", min=1, help="Processes side by side.")] = 1,
     out: Annotated[
         Path, typer.Option("--out", dir_okay=False, help="The JSON file to write, with versions and machine.")
-    ] = Path("results/upcycling.json"),
+    ] = Path("results/upcycling/all.json"),
 ) -> None:
     """Train a Llama, and go on with it as it is and as a TIDE model, for as many tokens again."""
     from studies.upcycling import WAYS, Plan, compare
@@ -133,10 +133,13 @@ def report(
     ),
     docs: Annotated[Path, typer.Option("--docs", help="Where the page goes.")] = Path("docs"),
 ) -> None:
-    """Write the page, its figures and a summary from the runs that are kept."""
+    """Write the pages, their figures and a summary from the runs that are kept."""
+    from studies import upcycling_report
     from studies.report import write_report
 
     typer.echo(write_report(results / "runs", results, docs))
+    if found := upcycling_report.read(results.parent / "upcycling"):
+        typer.echo(upcycling_report.write(found, docs))
 
 
 if __name__ == "__main__":

@@ -16,31 +16,40 @@ from tide_lm.run_config import RunConfig
 from tide_lm.train.trainer import Trainer
 
 SHARE = 0.5  # of the training text for the Llama; each way to go on gets as much again
-RATE = 0.3  # of the first learning rate, to go on with
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a Llama goes on: with which parts trained, from which tables; without tables it stays a Llama."""
+    """How a Llama goes on: with which parts trained, from which tables; without tables it stays a Llama.
+
+    `rate` is that of the first learning rate to go on with.
+    """
 
     name: str
     tables: Start | None = None
     parts: str = "all"
+    rate: float = 0.3
     memory: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     seeds: int = 1
 
 
-FASTER = {"optim.gain_lr_multiple": 10}
+GAIN_RATE = "optim.gain_lr_multiple"
 WAYS = (
     Way("Llama", seeds=3),
-    Way("TIDE", "noise", settings=FASTER, seeds=3),
-    Way("TIDE, Llama frozen", "noise", "memory", settings=FASTER, seeds=3),
-    Way("TIDE, Llama changed by LoRA", "noise", "lora", settings=FASTER),
-    Way("TIDE, copies of E", "copies", settings=FASTER),
-    Way("TIDE, rotated E", "rotated", settings=FASTER),
-    Way("TIDE, gains no faster", "noise"),
-    Way("TIDE, rows in values times 5", "noise", memory={"memory_value_scale": 5.0}, settings=FASTER),
+    Way("TIDE", "noise", seeds=3),
+    Way("TIDE, Llama frozen", "noise", "memory", seeds=3),
+    Way("TIDE, Llama changed by LoRA", "noise", "lora"),
+    Way("TIDE, copies of E", "copies"),
+    Way("TIDE, rotated E", "rotated"),
+    Way("TIDE, gains no faster", "noise", settings={GAIN_RATE: 1}),
+    Way("TIDE, gains 30 times as fast", "noise", settings={GAIN_RATE: 30}),
+    Way("TIDE, gains 100 times as fast", "noise", settings={GAIN_RATE: 100}),
+    Way("TIDE, rows in values times 5", "noise", memory={"memory_value_scale": 5.0}),
+    Way("Llama, first rate", rate=1.0),
+    Way("TIDE, first rate", "noise", rate=1.0),
+    Way("TIDE, Llama frozen, first rate", "noise", "memory", rate=1.0),
+    Way("TIDE, Llama changed by LoRA, first rate", "noise", "lora", rate=1.0),
 )
 
 
@@ -58,9 +67,9 @@ class Plan:
         return run.config(self.data, gpu=torch.cuda.is_available())
 
     def further(self, way: Way, seed: int, start: Path) -> RunConfig:
-        """The Llama's own settings, at a lower rate and in another order of the text."""
+        """The Llama's own settings, at the way's rate and in another order of the text."""
         first = self.llama(seed)
-        rate = RATE * first.optim.max_lr
+        rate = way.rate * first.optim.max_lr
         settings = {
             "model.start": json.dumps(str(start)),
             "data.path": json.dumps(str(self.data)),

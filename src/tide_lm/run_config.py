@@ -143,6 +143,8 @@ RECIPES: dict[Recipe, dict[str, dict[str, float]]] = {
     },
 }
 
+GAINS_FROM_ZERO = 10.0  # optim.gain_lr_multiple of an upcycled model: docs/upcycling.md
+
 # What a run that has begun cannot change, besides its model.
 _FIXED = (
     "recipe",
@@ -289,7 +291,9 @@ class RunConfig:
                 raise ValueError(
                     f"model.{others[0]} is that of {start}, the model to start from: leave it out"
                 )
-            yield {"model": dataclasses.asdict(ModelSection.of_folder(start)), "optim": recipe["optim"]}
+            section = ModelSection.of_folder(start)
+            of_gains = {} if section.memory_gain_init else {"gain_lr_multiple": GAINS_FROM_ZERO}
+            yield {"model": dataclasses.asdict(section), "optim": {**recipe["optim"], **of_gains}}
             return
         yield presets.get(_checked("model.preset", model.get("preset", ModelSection.preset), str)).settings
         yield recipe

@@ -3,13 +3,18 @@
 import json
 import lzma
 from dataclasses import replace
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 
-from studies import data
+from studies import data, upcycling_report
+from studies.results import Spread
 from studies.upcycling import WAYS, Plan, compare
+from tide_lm import runs
 from tide_lm.model import TideForCausalLM
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +54,41 @@ def test_all_ways_go_on_from_one_llama_for_as_many_tokens(plan):
     assert frozen.model.embed_tokens.weight.equal(llama.model.embed_tokens.weight)
     assert frozen.model.memory.norm.weight.abs().max() > 0
     assert compare(plan, ways[:1], 1, lines.append)["runs"][0] == found["runs"][0]  # what is there is kept
+
+
+def test_the_page_has_each_way_beside_the_llama_of_its_seed_and_rate(plan, tmp_path):
+    ways = [replace(way, seeds=1) for way in WAYS if way.name in ("Llama", "TIDE", "TIDE, Llama frozen")]
+    found = compare(plan, ways, 1, lambda line: None)
+    runs.write_record(tmp_path / "some.json", found)
+    read = upcycling_report.read(tmp_path)
+    llama, tide, frozen = (run["validation"] for run in found["runs"])
+    row = next(line for line in upcycling_report.page(read).splitlines() if line.startswith("| TIDE |"))
+    before = found["first"][0]["validation"]["loss"]
+    numbers = tide["loss"], before - tide["loss"], llama["loss"] - tide["loss"]
+    assert row == "| TIDE | 1 | " + " | ".join(f"{number:.3f}" for number in numbers) + " |"
+    rarest = [
+        losses["loss_by_decile"][0] for losses in (found["first"][0]["validation"], llama, tide, frozen)
+    ]
+    assert "| 1 | " + " | ".join(f"{loss:.3f}" for loss in rarest) + " |" in upcycling_report.page(read)
+    assert upcycling_report.write(read, tmp_path / "docs").exists()
+    assert (tmp_path / "docs" / "study" / "upcycling.svg").stat().st_size > 5000
+
+
+def test_docs_and_readme_have_the_numbers_that_were_measured():
+    kept = upcycling_report.read(ROOT / "results" / "upcycling")
+    assert (ROOT / "docs" / "upcycling.md").read_text(encoding="utf-8") == upcycling_report.page(kept)
+    by_seed = {(run.way.name, run.seed): run for run in kept}
+    gains = [by_seed["Llama", seed].after["loss"] - by_seed["TIDE", seed].after["loss"] for seed in range(3)]
+    moved = {
+        name: sum(by_seed[name, seed].before["loss"] - by_seed[name, seed].after["loss"] for seed in range(3))
+        for name in ("Llama", "TIDE, Llama frozen")
+    }
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"ends {Spread.of(gains)} nats below the same Llama" in readme
+    assert f"brings {100 * moved['TIDE, Llama frozen'] / moved['Llama']:.0f} % of what training" in readme
+    for decile in range(10):
+        losses = [
+            [by_seed[name, seed].after["loss_by_decile"][decile] for name in ("Llama", "TIDE")]
+            for seed in range(3)
+        ]
+        assert all(tide < llama for llama, tide in losses)  # every decile gains

@@ -87,13 +87,21 @@ def changed(before, after) -> set[str]:
 def test_the_first_step_has_the_llamas_loss_and_the_loss_falls(prepared, llama, tide, tmp_path):
     plain, memory = (trained(config_of(prepared, start), tmp_path / start.name) for start in (llama, tide))
     assert memory[0] == plain[0]
-    assert memory[1] == pytest.approx(plain[1], abs=0.01)  # gains have moved, by little
+    assert memory[1] == pytest.approx(plain[1], abs=0.1)  # gains have moved, by little
     assert memory[1] != plain[1]
     assert memory[-1] < memory[0] - 0.5
     export = TideForCausalLM.from_pretrained(tmp_path / "tide" / "export")
     assert export.config.rope_parameters["rope_type"] == "linear"
     assert export.model.memory.norm.weight.abs().min() > 0
     assert "from `tide`" in (tmp_path / "tide" / "export" / "README.md").read_text()
+
+
+def test_gains_that_begin_at_zero_learn_faster_unless_told_otherwise(prepared, llama, tide):
+    multiples = [
+        config_of(prepared, start, *more).optim.gain_lr_multiple
+        for start, more in [(llama, ()), (tide, ()), (tide, ("optim.gain_lr_multiple=2",))]
+    ]
+    assert multiples == [1, 10, 2]
 
 
 @pytest.mark.parametrize("update", ["row-lazy", "dense"])
