@@ -6,15 +6,19 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm import LLM, SamplingParams
+from vllm.compilation.backends import split_graph
+from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
+from tide_lm.interop.vllm_model import _split_graphs
 from tide_lm.model import TideForCausalLM
 
 LONG = [(7 * i + i * i) % 290 + 3 for i in range(150)]
@@ -106,6 +110,44 @@ def test_compiled_it_generates_the_same(saved, generate, tmp_path, packed):
     )
 
 
+@torch.no_grad()
+def test_in_bfloat16_it_chooses_what_our_model_finds_almost_as_likely(saved, generate):
+    folder = saved(memory_values=True, initializer_range=0.05)
+    outputs = generate(folder, dtype="bfloat16", enforce_eager=False)(PROMPTS)
+    model = TideForCausalLM.from_pretrained(folder).eval()
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        told = list(output.token_ids)
+        logits_TV = model(torch.tensor([[*prompt, *told]])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits_TV.gather(-1, torch.tensor(told)[:, None])[:, 0]
+        assert (logits_TV.amax(-1) - chosen).max() < 0.05 * logits_TV.std()
+
+
+def test_a_graph_ends_before_the_look_up_and_begins_after_it():
+    """With vLLM's own splitter, since on a CPU it compiles a step whole."""
+    graphs = []
+
+    def step(ids_N, weight):
+        rows_NKD = weight.new_empty(len(ids_N), 2, 8)
+        torch.ops.tide_lm.vllm_rows(ids_N + 1, rows_NKD, "memory")
+        return (2 * rows_NKD * weight).sum()
+
+    def kept(graph, inputs):
+        graphs.append(graph)
+        return lambda *inputs: (torch.zeros(()),)
+
+    torch.compile(step, backend=kept, fullgraph=True)(torch.arange(4), torch.ones(8))
+    attention = CompilationConfig._attention_ops
+    compilation = CompilationConfig(
+        splitting_ops=[*attention], cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE
+    )
+    _split_graphs(SimpleNamespace(compilation_config=compilation), "memory", object())
+    assert compilation.cudagraph_mode is CUDAGraphMode.PIECEWISE
+    _, pieces = split_graph(graphs[0], compilation.splitting_ops)
+    assert [piece.is_splitting_graph for piece in pieces] == [False, True, False]
+    (look_up,) = (node for node in pieces[1].graph.graph.nodes if node.op == "call_function")
+    assert look_up.target._qualified_op_name == "tide_lm::vllm_rows"
+
+
 def run(folder, *arguments) -> subprocess.CompletedProcess:
     """vLLM in processes of its own."""
     code = """
@@ -124,13 +166,20 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"memory_values": True}, {"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}],
-    ids=["key heads are split", "and shared"],
+    ("changes", "place"),
+    [
+        ({"memory_values": True}, None),
+        ({"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}, None),
+        ({"memory_values": True}, "store"),
+    ],
+    ids=["key heads are split", "and shared", "rows from a store"],
 )
-def test_two_processes_share_tables_heads_and_the_vocabulary(saved, changes):
-    folder = saved(**changes)
-    done = run(folder, {"tensor_parallel_size": 2}, PROMPTS)
+def test_two_processes_share_tables_heads_and_the_vocabulary(saved, tmp_path, changes, place):
+    folder, options = saved(**changes), {"tensor_parallel_size": 2, "skip_tokenizer_init": True}
+    if place is not None:
+        pack(TideForCausalLM.from_pretrained(folder), tmp_path / "packed", Form(4))
+        folder, options["additional_config"] = tmp_path / "packed", {"tide_memory": place}
+    done = run(folder, options, PROMPTS)
     found = re.findall(r"^TOKENS (.*)$", done.stdout, re.MULTILINE)
     assert found, done.stderr[-3000:]
     model = TideForCausalLM.from_pretrained(folder).eval()
