@@ -64,9 +64,10 @@ def read(path: Path) -> dict[str, Streamed]:
                 raise ValueError(
                     f"{path} holds {name} as {entry['dtype']}: only {', '.join(DTYPES)} are known"
                 )
-            (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
-            if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
+            offsets, shape = tuple(entry["data_offsets"]), tuple(entry["shape"])
+            if len(offsets) != 2 or any(type(n) is not int or n < 0 for n in (*offsets, *shape)):
                 raise TypeError(name)
+            begin, end = offsets
             found[name] = Streamed(entry["dtype"], shape, _range(path, start + begin, start + end))
             if start + end > size or end - begin != found[name].nbytes:
                 raise ValueError(f"{path} is cut short, or damaged, at {name}: copy it again")

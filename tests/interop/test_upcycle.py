@@ -126,6 +126,7 @@ def test_a_head_that_is_tied_in_name_alone_is_kept(tmp_path):
 @pytest.mark.parametrize(
     "entry",
     [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 8]},
         {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]},
         {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]},
         {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]},

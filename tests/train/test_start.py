@@ -206,7 +206,7 @@ def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
         Trainer(config_of(prepared, other), tmp_path / "run", lambda line: None)
 
 
-@pytest.mark.parametrize("parts", ["all", "lora"])
+@pytest.mark.parametrize("parts", ["all", "memory", "lora"])
 def test_two_processes_start_from_the_same_weights(prepared, tide, tmp_path, parts):
     """And end where one does, but for rounding."""
     more = [f"train.parts={parts}", "train.steps=4", "train.checkpoint_every=2"]
