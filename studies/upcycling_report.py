@@ -10,7 +10,7 @@ from studies.markdown import table
 from studies.results import Spread
 from studies.upcycling import Way
 from tide_lm import runs as files
-from tide_lm.report.drawing import INK, MARKERS, PALETTE, legend, write_panels
+from tide_lm.report.drawing import DECILES, INK, MARKERS, PALETTE, legend, write_panels
 from tide_lm.report.figure import Panel
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ def _paragraphs(runs: Sequence[Run]) -> Iterable[str]:
     starts = [run.before for run in _of(runs, "Llama")]
     columns = [starts, *([run.after for run in _of(runs, name)] for name in names)]
     yield table(
-        ["decile, from the rarest", "before", *names],
+        [DECILES, "before", *names],
         [
             [
-                str(decile + 1),
+                str(decile),
                 *(f"{Spread.of([v['loss_by_decile'][decile] for v in kind])}" for kind in columns),
             ]
             for decile in range(10)
@@ -115,7 +115,7 @@ def by_decile(runs: Sequence[Run]) -> Panel:
     }
 
     def draw(axes: "Axes") -> None:
-        places = range(1, 11)
+        places = range(10)
         for number, (name, spreads) in enumerate(found.items()):
             errors = [spread.deviation or 0 for spread in spreads]
             means = [spread.mean for spread in spreads]
@@ -124,7 +124,7 @@ def by_decile(runs: Sequence[Run]) -> Panel:
             )
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.set_xticks(places)
-        axes.set_xlabel("decile of frequency, from the rarest")
+        axes.set_xlabel(DECILES)
         axes.set_ylabel("nats less than the Llama")
         legend(axes)
 
