@@ -132,7 +132,9 @@ class ModelConfig:
             if not whole or hidden % heads:
                 raise ValueError(f"num_attention_heads is {heads!r}: it must divide hidden_size, {hidden!r}")
         if values.get("attention_bias") or values.get("mlp_bias"):
-            raise ValueError("it has biases, which are not counted: set attention_bias and mlp_bias to false")
+            raise ValueError(
+                "it has biases (attention_bias, mlp_bias), which no model here has: give one without"
+            )
         if values.get("memory_dim") not in (None, hidden):
             raise ValueError(f"memory_dim is {values['memory_dim']!r}: it must equal hidden_size, {hidden!r}")
         rope, tide = values.get("rope_parameters"), values["model_type"] == "tide"

@@ -151,6 +151,13 @@ def results_folder(run: Path) -> Path:
     return folder
 
 
+def check_exists(model: str) -> None:
+    """A name on the Hub is at most OWNER/NAME, and its owner is no folder here."""
+    path = Path(model)
+    if not path.exists() and (len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.exists())):
+        raise ValueError(f"there is no {model}: give a run, a checkpoint of one, or a folder with a model")
+
+
 def exported(model: str) -> str:
     """The export of a run that has ended; what is no run stays as it is named."""
     run = RunDirectory(Path(model))

@@ -1,6 +1,8 @@
 """`tide-lm serve` without vLLM: transformers' own server, with no code of the folder."""
 
 import importlib.util
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -29,10 +31,10 @@ def folder(tiny_model, tokenizer, tmp_path):
     return tmp_path / "run"
 
 
-def answer(address, body=None):
+def answer(address, body=None, wait=60):
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(address, None if body is None else dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as found:
+    with urllib.request.urlopen(request, timeout=wait) as found:
         return loads(found.read())
 
 
@@ -54,7 +56,8 @@ def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tm
         "cpu",
     ]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        environment = {**os.environ, "HF_HOME": str(tmp_path / "cache")}
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
     given_up = time.monotonic() + 120
     while True:
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
@@ -70,9 +73,24 @@ def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tm
     model, ids = tiny_model(vocab_size=len(tokenizer), eos_token_id=None), tokenizer("every layer").input_ids
     done = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
     assert told == tokenizer.decode(done, skip_special_tokens=True)
-    process.terminate()
-    process.wait(30)
+    assert answer(f"http://127.0.0.1:{port}/v1/models")["data"] == []  # no cache of the Hub is no error
+    with pytest.raises(TimeoutError):
+        answer(f"http://127.0.0.1:{port}/v1/completions", body | {"max_tokens": 10**6}, wait=3)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1
+    assert f"error: 127.0.0.1:{port} cannot be listened at (Address already in use" in again.stderr
+    process.send_signal(signal.SIGINT)  # while it still generates
+    assert process.wait(30) == 130
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("no/such/folder", "there is no no/such/folder"), (".", "cannot read a model config")]
+)
+def test_what_is_no_model_is_refused_at_once(tmp_path, monkeypatch, model, told):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(commands(["serve", "doctor"]), ["serve", model])
+    assert told in str(done.exception)
 
 
 def test_without_a_server_it_says_what_to_install(monkeypatch):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tide_lm import streamed_tensors
 from tide_lm.cli import commands
-from tide_lm.interop.upcycle import open_source, strip, upcycle
+from tide_lm.interop.upcycle import check_weights, open_source, strip, upcycle
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.serve import Engine
 
@@ -222,6 +222,10 @@ def broken(folder, what):
         config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     elif what == "another type":
         config["model_type"] = "mistral"
+    elif what == "a size that is text":
+        config["hidden_size"] = "64"
+    elif what == "a curve of no name":
+        config["hidden_act"] = "wavy"
     elif what == "no config":
         config = None
     (folder / "config.json").unlink() if config is None else (folder / "config.json").write_text(
@@ -237,11 +241,13 @@ def broken(folder, what):
         ("no header", "is no safetensors file"),
         ("a tensor too many", "holds model.layers.0.self_attn.q_proj.bias"),
         ("a tensor too few", "lacks model.norm.weight"),
-        ("another shape", r"of shape \(31,\), not \(32,\)"),
+        ("another shape", r"of shape \(31,\), and its config.json says \(32,\)"),
         ("whole numbers", "as I8: only F32, F16, BF16"),
         ("quantised", "is quantised"),
         ("another type", "of type 'mistral'"),
         ("no config", "cannot be opened as a model"),
+        ("a size that is text", "cannot be opened as a model"),
+        ("a curve of no name", "no model is as the config.json of"),
     ],
 )
 def test_what_cannot_be_upcycled_is_refused_and_leaves_nothing(tmp_path, what, told):
@@ -249,6 +255,15 @@ def test_what_cannot_be_upcycled_is_refused_and_leaves_nothing(tmp_path, what, t
     broken(tmp_path / "llama", what)
     with pytest.raises(ValueError, match=told):
         upcycled(tmp_path / "llama", tmp_path / "tide")
+    assert not (tmp_path / "tide").exists()
+    with pytest.raises(ValueError, match=told):
+        check_weights(tmp_path / "llama")
+
+
+def test_a_memory_that_cannot_be_is_told(tmp_path):
+    llama().save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match="cannot have this memory: num_memory_blocks is 8, and with"):
+        upcycled(tmp_path / "llama", tmp_path / "tide", num_memory_blocks=8, memory_own_block=True)
     assert not (tmp_path / "tide").exists()
 
 
@@ -275,6 +290,7 @@ def test_models_of_other_kinds_are_refused(tmp_path, tiny_model):
         (["--anyway"], "goes with --strip"),
         (["--tables", "zeros"], "zeros"),
         (["--memory-blocks", "0"], "greater than or equal to 1"),
+        (["--memory-value-scale", "nan"], "--memory-value-scale is nan"),
     ],
 )
 def test_wrong_calls_are_told(tmp_path, arguments, told):
@@ -324,16 +340,18 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 def test_a_kill_leaves_nothing_and_the_next_call_succeeds(tmp_path):
     big(tmp_path / "llama")
     command = call(tmp_path / "llama", "--out", tmp_path / "tide", "--memory-blocks", "2")
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     draft = tmp_path / ".tide.tmp" / "model.safetensors"
-    given_up = time.monotonic() + 120
-    while not (draft.exists() and draft.stat().st_size > 1 << 26):
-        assert process.poll() is None
-        assert time.monotonic() < given_up
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "tide").exists()
+    for number in signal.SIGTERM, signal.SIGKILL:
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        given_up = time.monotonic() + 120
+        while not (draft.exists() and draft.stat().st_size > 1 << 26):
+            assert process.poll() is None
+            assert time.monotonic() < given_up
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.wait()
+        assert not (tmp_path / "tide").exists()
+        assert draft.exists() is (number == signal.SIGKILL)
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert TideConfig.from_pretrained(tmp_path / "tide").num_memory_blocks == 2
     assert sorted(os.listdir(tmp_path)) == ["llama", "tide"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_lm.evaluate.subject import open_subject
@@ -195,6 +195,9 @@ def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
         config_of(prepared, tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"train\.parts is 'lora', and all else would stay random"):
         RunConfig.load(None, settings_of(prepared, "train.parts=lora"))
+    too_high = config_of(prepared, tide, "train.parts=lora", "train.lora_rank=500")
+    with pytest.raises(ValueError, match=r"train\.lora_rank is 500, and \w+ has \d+: lower it"):
+        Trainer(too_high, tmp_path / "run", lambda line: None)
     with pytest.raises(ValueError, match="knows 64 positions: lower it"):
         Trainer(config_of(prepared, llama, "data.sequence=128"), tmp_path / "run", lambda line: None)
     other = tmp_path / "other"
@@ -204,6 +207,27 @@ def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(changed_one))
     with pytest.raises(ValueError, match="prepared with another tokenizer"):
         Trainer(config_of(prepared, other), tmp_path / "run", lambda line: None)
+
+
+def test_a_damaged_start_is_not_trained(prepared, llama, tide, tmp_path):
+    shutil.copytree(llama, tmp_path / "lacking")
+    values = json.loads((llama / "config.json").read_text())
+    (tmp_path / "lacking" / "config.json").write_text(json.dumps(values | {"num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.2\."):
+        Trainer(config_of(prepared, tmp_path / "lacking"), tmp_path / "run", lambda line: None)
+    shutil.copytree(tide, tmp_path / "nan")
+    tensors = load_file(tide / "model.safetensors")
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"3 times in a row: .*nan may be damaged"):
+        trained(config_of(prepared, tmp_path / "nan"), tmp_path / "run")
+
+
+def test_the_tokenizer_of_the_data_is_taken_where_there_is_no_other(prepared, tide, tmp_path):
+    shutil.copytree(tide, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    lines = []
+    Trainer(config_of(prepared, tmp_path / "bare", "train.steps=1"), tmp_path / "run", lines.append).train()
+    assert any("bare has no tokenizer: that of the data is taken" in line for line in lines)
 
 
 @pytest.mark.parametrize("parts", ["all", "memory", "lora"])

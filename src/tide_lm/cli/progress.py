@@ -1,5 +1,6 @@
 """What a person sees of long work: lines, and what changes in place only where stderr is a terminal."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,16 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
         return
     with Console(stderr=True).status(escape(f"{title} ...")) as status:
         yield lambda what: status.update(escape(f"{title}: {what}"))
+
+
+@contextmanager
+def tidy_end() -> Iterator[None]:
+    """Has a request to end (SIGTERM) remove what is half-written, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

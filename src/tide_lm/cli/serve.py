@@ -2,21 +2,15 @@
 
 import importlib.util
 import os
+import socket
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tide_lm import runs
-
-# Its server takes a class by name from transformers itself. With this one it needs no code of the folder's.
-_TRANSFORMERS = """
-import sys
-from tide_lm.model import TideForCausalLM
-from transformers.cli.transformers import main
-sys.modules["transformers"].TideForCausalLM = TideForCausalLM
-main()
-"""
+from tide_lm.config import ModelConfig
 
 
 def command(
@@ -28,15 +22,31 @@ def command(
     ] = None,
 ) -> None:
     """Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers."""
-    folder = runs.exported(model)
     where = ["--host", host, "--port", str(port), *(more or ())]
+    folder = runs.exported(model)
     if importlib.util.find_spec("vllm"):
-        call = ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, *where]
+        server, call = "vLLM", ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, *where]
     elif all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
-        call = ["-c", _TRANSFORMERS, "serve", folder, *where]
+        call = ["-m", "tide_lm.interop.transformers_server", "serve", folder, *where]
+        server = "transformers"
     else:
         raise ValueError(
             "there is no server here: pip install 'tide-lm[serve]', for transformers' own, or vllm"
         )
+    runs.check_exists(model)
+    if Path(folder).exists():
+        ModelConfig.from_folder(Path(folder))
+    _check_free(host, port)
+    typer.echo(f"{server} serves the model {folder!r} at http://{host}:{port}/v1", err=True)
     # The server has this process's signals, and imports nothing from the folder in which it was called.
     os.execve(sys.executable, [sys.executable, *call], {**os.environ, "PYTHONSAFEPATH": "1"})
+
+
+def _check_free(host: str, port: int) -> None:
+    """Before a model is loaded for nothing."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        told = f"{host}:{port} cannot be listened at ({error.strerror or error})"
+        raise ValueError(f"{told}: choose another --port or --host") from error

@@ -1,5 +1,6 @@
 """`tide-lm upcycle`: a Llama's folder in, a TIDE model that computes the same out; and back."""
 
+import math
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 
 from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json
-from tide_lm.cli.progress import writing_progress
+from tide_lm.cli.progress import tidy_end, writing_progress
 from tide_lm.cli.texts import refuse_others
 
 
@@ -54,13 +55,16 @@ def command(
         refuse_others(context, {"model", "out", "strip", "anyway", "as_json"}, "--strip")
     elif anyway:
         raise typer.BadParameter("--anyway goes with --strip, which is not given")
+    if not math.isfinite(memory_value_scale) or memory_value_scale <= 0:
+        raise typer.BadParameter(
+            f"--memory-value-scale is {memory_value_scale}: give a number above 0, or --no-memory-values"
+        )
     runs.check_free(out)
-    from tide_lm.evaluate.subject import check_exists
+    runs.check_exists(model)
     from tide_lm.interop import upcycle
 
-    check_exists(model)
     source = upcycle.open_source(runs.exported(model))
-    with writing_progress() as begin:
+    with tidy_end(), writing_progress() as begin:
         if strip:
             written = upcycle.strip(source, out, anyway, begin)
         else:

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tide_lm import checkpoint
+from tide_lm import checkpoint, runs
 from tide_lm.config import Place, Residence
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
@@ -121,7 +121,7 @@ def open_subject(
     if owner is None:
         if step is not None:
             raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
-        check_exists(model)
+        runs.check_exists(model)
         config, tokenizer = _open_folder(model)
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = _frequencies(counts, tokenizer, config) or _stored_frequencies(model, tokenizer, config)
@@ -193,13 +193,6 @@ def _check_place(run: Path, model: str) -> None:
             continue
         if Path(other).resolve() != Path(model).resolve():
             raise ValueError(f"{run} holds results of {other}: give another place for {model} with --run")
-
-
-def check_exists(model: str) -> None:
-    """A name on the Hub is at most OWNER/NAME, and its owner is no folder here."""
-    path = Path(model)
-    if not path.exists() and (len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.exists())):
-        raise ValueError(f"there is no {model}: give a run, a checkpoint of one, or a folder with a model")
 
 
 def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:

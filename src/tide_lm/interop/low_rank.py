@@ -31,6 +31,8 @@ def add(model: TideForCausalLM, rank: int) -> None:
     for part in _parts(model):
         for name, matrix in list(part.named_children()):
             if name.endswith("_proj") and isinstance(matrix, nn.Linear):
+                if rank > (most := min(matrix.in_features, matrix.out_features)):
+                    raise ValueError(f"train.lora_rank is {rank}, and {name} has {most}: lower it")
                 setattr(part, name, LowRank(matrix, rank))
 
 

@@ -6,6 +6,7 @@ adds nothing; training moves them first, and then tables and routers.
 Shapes: U some tokens, K blocks, D hidden.
 """
 
+import copy
 import json
 import math
 import operator
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from huggingface_hub import snapshot_download, split_state_dict_into_shards_factory
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_lm import runs, streamed_tensors
@@ -75,7 +76,7 @@ def open_source(model: str) -> Source:
         here = Path(model).is_dir()
         folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_KINDS))
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, HfHubHTTPError) as error:
+    except (OSError, ValueError, KeyError, HfHubHTTPError, StrictDataclassError) as error:
         raise ValueError(
             f"{model} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a folder with "
             "config.json and weights, or a name on the Hugging Face Hub"
@@ -113,8 +114,11 @@ def upcycle(
     for name in ("model_type", "auto_map", "transformers_version"):
         values.pop(name, None)
     values["tie_word_embeddings"] = source.is_tied
-    config = TideConfig.from_dict(values | {"architectures": ["TideForCausalLM"]})
-    shapes = _shapes(TideForCausalLM, config)
+    try:
+        config = TideConfig.from_dict(values | {"architectures": ["TideForCausalLM"]})
+    except StrictDataclassError as error:
+        raise ValueError(f"{source.name} cannot have this memory: {error.__cause__ or error}") from error
+    shapes = _shapes(source.name, TideForCausalLM, config)
     tensors = _checked(source, {name: shape for name, shape in shapes.items() if not OF_MEMORY.search(name)})
     embedding = tensors["model.embed_tokens.weight"]
     made = {
@@ -142,13 +146,27 @@ def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
     values = {name: value for name, value in source.config.to_dict().items() if name not in own}
     values |= {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": source.is_tied}
     config = LlamaConfig.from_dict(values)
-    kept = _checked(source, _shapes(LlamaForCausalLM, config))
+    kept = _checked(source, _shapes(source.name, LlamaForCausalLM, config))
     return _write(source, out, kept, config, begin, None)
 
 
-def _shapes(kind: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        model = kind(config)
+def check_weights(folder: Path) -> None:
+    """That a folder has all weights that its configuration calls for, and no others."""
+    source = open_source(str(folder))
+    config = copy.copy(source.config)
+    config.tie_word_embeddings = source.is_tied
+    kind = TideForCausalLM if isinstance(config, TideConfig) else LlamaForCausalLM
+    _checked(source, _shapes(source.name, kind, config))
+
+
+def _shapes(name: str, kind: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    try:
+        with torch.device("meta"):
+            model = kind(config)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"no model is as the config.json of {name} says ({type(error).__name__}: {error}): mend it"
+        ) from error
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -160,11 +178,13 @@ def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     for name, tensor in source.tensors.items():
         if name not in shapes and not left.search(name):
             raise ValueError(
-                f"{source.name} holds {name}, which its config.json does not call for: mend that"
+                f"{source.name} holds {name}, which its config.json does not call for: correct that file, or "
+                "copy the model again"
             )
         if name in shapes and tensor.shape != shapes[name]:
             raise ValueError(
-                f"{source.name} holds {name} of shape {tensor.shape}, not {shapes[name]}: mend that"
+                f"{source.name} holds {name} of shape {tensor.shape}, and its config.json says "
+                f"{shapes[name]}: correct that file, or copy the model again"
             )
     if missing := [name for name in shapes if name not in source.tensors]:
         raise ValueError(f"{source.name} lacks {missing[0]}, which its config.json calls for: copy it again")

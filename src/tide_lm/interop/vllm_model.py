@@ -234,9 +234,8 @@ class TideForCausalLM(llama.LlamaForCausalLM):
         loaded = super().load_weights(weights)
         missing = {name for name, _ in self.named_parameters() if OF_MEMORY.search(name)} - loaded
         if missing and not self.loaded:
-            raise ValueError(
-                f"the checkpoint lacks {min(missing)}, of the memory: copy it again, or upcycle it"
-            )
+            name = min(missing).replace(".table", "")
+            raise ValueError(f"the checkpoint lacks {name}, of the memory: copy it again, or upcycle it")
         self.loaded |= loaded
         return loaded
 

@@ -19,7 +19,7 @@ from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
 from tide_lm.estimate import count_parameters, train_flops
 from tide_lm.evaluate.loss import held_out_loss
-from tide_lm.interop import low_rank
+from tide_lm.interop import low_rank, upcycle
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model_card import model_card
 from tide_lm.ops.transfer import upload
@@ -74,6 +74,8 @@ class Trainer:
         shape = model_config(config, self.inputs.manifest)
         begun = ranks.from_first(lambda: bool(checkpoint.steps(self.run.checkpoints)))
         start = Path(config.model.start) if config.model.start and not begun else None
+        if start is not None:
+            upcycle.check_weights(start)
         if ranks.together():
             self.model = parallel.without_weights(shape)
         elif start is not None:
@@ -197,6 +199,8 @@ class Trainer:
             self.tell(
                 f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} saves the rest"
             )
+        if self.config.model.start and not Path(self.config.model.start, "tokenizer.json").is_file():
+            self.tell(f"{self.config.model.start} has no tokenizer: that of the data is taken for its own")
         if self.model.model.memory is not None:
             self.tell(f"tables: {self.config.table_policy}")
         if settings.parts != "all":
@@ -306,7 +310,9 @@ class Trainer:
         batch = f"windows {self.loader.windows - self.loader.batch} to {self.loader.windows - 1} of the order"
         told = f"step {self.step + 1:,} is not finite (loss {loss}, gradient norm {norm}; {batch})"
         if self.non_finite == NON_FINITE_LIMIT:
-            raise ValueError(f"{told}, {NON_FINITE_LIMIT} times in a row: lower optim.max_lr")
+            damaged = self.config.model.start and self.step < NON_FINITE_LIMIT
+            cure = f"{self.config.model.start} may be damaged" if damaged else "lower optim.max_lr"
+            raise ValueError(f"{told}, {NON_FINITE_LIMIT} times in a row: {cure}")
         self.tell(f"{told}: left out")
         return False
 
