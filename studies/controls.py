@@ -51,7 +51,7 @@ class InputOnlyModel(TideModel):
         memory: Memory | None = None,
         **kwargs: Any,
     ) -> Any:
-        memory = self._memory_for(input_ids, memory)
+        memory = self.memory_for(input_ids, memory)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         added = self.share * memory.rows_UKD.sum(1).view_as(inputs_embeds)

@@ -340,7 +340,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         kwargs["output_router_weights"] = output_router_weights
         dropped = self._checked_layers(drop_memory_layers)
         if self.memory is not None:
-            kwargs["memory"] = self._memory_for(input_ids, memory)
+            kwargs["memory"] = self.memory_for(input_ids, memory)
             kwargs["drop_memory_layers"] = dropped
             given = inputs_embeds if input_ids is None else input_ids
             if memory is not None and given is not None and not torch.compiler.is_compiling():
@@ -359,7 +359,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             **kwargs,
         )
 
-    def _memory_for(self, input_ids: torch.Tensor | None, memory: Memory | None) -> Memory:
+    def memory_for(self, input_ids: torch.Tensor | None, memory: Memory | None = None) -> Memory:
         if isinstance(memory, tuple):
             return Memory(*memory)
         if memory is not None:

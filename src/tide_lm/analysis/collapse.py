@@ -45,7 +45,7 @@ def category(
     templates: Sequence[str],
     delta: float,
 ) -> dict[str, Any]:
-    usable = [pair for pair in pairs if _endings(tokenizer, pair) is not None]
+    usable = [pair for pair in pairs if endings(tokenizer, pair) is not None]
     result: dict[str, Any] = {
         "pairs": [list(pair) for pair in usable],
         "skipped": [list(pair) for pair in pairs if pair not in usable],
@@ -54,7 +54,7 @@ def category(
     if not usable:
         return result
     distance_PL, relative_PL, mean_WLD, inputs_WLD = _measure(model, tokenizer, usable, templates)
-    apart_PL, norm_PL = _distance_and_norm(mean_WLD)
+    apart_PL, norm_PL = distance_and_norm(mean_WLD)
     return result | {
         "distance": distance_PL.tolist(),
         "relative": relative_PL.tolist(),
@@ -74,7 +74,7 @@ def _measure(
     distance, relative, states, inputs = [], [], [], []
     for template in templates:
         prefix = start + tokenizer(template, add_special_tokens=False).input_ids
-        ids = [prefix + ending for pair in pairs for ending in _endings(tokenizer, pair) or []]
+        ids = [prefix + ending for pair in pairs for ending in endings(tokenizer, pair) or []]
         by_length: dict[int, list[int]] = {}
         for word, sequence in enumerate(ids):
             by_length.setdefault(len(sequence), []).append(word)
@@ -84,7 +84,7 @@ def _measure(
             for word, *tensors in zip(words, *last_states(model, batch), strict=True):
                 seen[word] = tuple(tensors)
         states_WLD, *inputs_WLD = (torch.stack(tensors) for tensors in zip(*seen, strict=True))
-        apart_PL, norm_PL = _distance_and_norm(states_WLD)
+        apart_PL, norm_PL = distance_and_norm(states_WLD)
         distance.append(apart_PL)
         relative.append(apart_PL / norm_PL.clamp(min=torch.finfo(norm_PL.dtype).tiny))
         states.append(states_WLD)
@@ -96,15 +96,17 @@ def _measure(
     return mean(distance), mean(relative), mean(states), mean(inputs) if inputs else None
 
 
-def last_states(model: PreTrainedModel, ids_WT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def last_states(model: PreTrainedModel, ids_WT: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
     """The state of the last token after each layer, W x L x D, and the input of each FFN if it is gated.
 
     Of a model whose layers are not known the states are those it returns, the last one after its final norm.
+    `options` are of the model's forward.
     """
     check_ids(ids_WT, model.get_input_embeddings().num_embeddings)
     layers = getattr(model.base_model, "layers", None)
-    with _watching(layers or []) as (states, inputs):
-        returned = model.base_model(ids_WT, output_hidden_states=True, use_cache=False).hidden_states[1:]
+    with watching(layers or []) as (states, inputs):
+        outputs = model.base_model(ids_WT, output_hidden_states=True, use_cache=False, **options)
+    returned = outputs.hidden_states[1:]
     if layers is None or any(state.ndim != 3 for state in states):
         # OPT's last may be narrower.
         alike = [state for state in returned if state.shape == returned[0].shape]
@@ -114,7 +116,7 @@ def last_states(model: PreTrainedModel, ids_WT: torch.Tensor) -> tuple[torch.Ten
 
 
 @contextmanager
-def _watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+def watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
     """What comes out of the layers, and what goes into their FFNs."""
     states: list[torch.Tensor] = []
     inputs: list[torch.Tensor] = []
@@ -135,7 +137,7 @@ def _watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor],
             hook.remove()
 
 
-def _endings(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[list[int]] | None:
+def endings(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[list[int]] | None:
     """The ids of both words after a space, if they differ in their last token alone."""
     first, second = (tokenizer(f" {word}", add_special_tokens=False).input_ids for word in pair)
     same = len(first) == len(second) and first[:-1] == second[:-1] and first != second
@@ -144,7 +146,7 @@ def _endings(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[list[int]] 
     return [first, second] if same and plain else None
 
 
-def _distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of pairs that follow one another among the words: their distance, and their mean norm, P x L."""
     first, second = states_WLD[0::2], states_WLD[1::2]
     norms = torch.linalg.vector_norm(states_WLD, dim=-1)
@@ -170,7 +172,7 @@ def _members(near_PL: torch.Tensor) -> list[list[int]]:
 def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor, delta: float) -> dict[str, Any]:
     """By pair and layer: how far apart the FFN's inputs are, its largest slope found between them, their
     product, and how far apart its outputs are; and by layer the pairs that have collapsed before it."""
-    apart_PL, norm_PL = _distance_and_norm(inputs_WLD)
+    apart_PL, norm_PL = distance_and_norm(inputs_WLD)
     found: dict[str, list[torch.Tensor]] = {"input_distance": [], "slope": [], "bound": [], "separation": []}
     for layer, inputs_WD in zip(model.base_model.layers, inputs_WLD.unbind(1), strict=True):
         ffn = copy.deepcopy(layer.mlp).float()  # in bfloat16, near states would differ by rounding alone

@@ -45,7 +45,7 @@ def names(model: TideForCausalLM) -> list[str]:
 def distances(subject: Subject) -> dict[str, Any]:
     """Mean cosine distance over the ids that occur, or all if that is not known, of every two tables."""
     model = subject.tide
-    ids_N = _known_ids(subject).to(model.device)
+    ids_N = known_ids(subject).to(model.device)
     tables = names(model)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
     for ids in ids_N.split(CHUNK):
@@ -67,14 +67,16 @@ def neighbours(
     A neighbour is an id that occurs in the counts.
     """
     model = subject.tide
-    candidates = _known_ids(subject)
+    candidates = known_ids(subject)
     generator = np.random.default_rng(seed)
     result: dict[str, Any] = {"neighbours": NEIGHBOURS, "tables": names(model), "seed": seed}
     for name, deciles in (("rare", RARE), ("common", COMMON)):
         members = np.flatnonzero(np.isin(subject.bins.bins_V, list(deciles)))
         chosen = np.sort(generator.permutation(members)[:sample])
         result[name] = _overlap(nearest(model, torch.from_numpy(chosen), candidates))
-    result["words"] = {word: _of_word(subject, word, candidates) for word in words}
+    result["words"] = {
+        word: neighbours_of(subject, single_token(subject, word), candidates) for word in words
+    }
     return result
 
 
@@ -109,8 +111,9 @@ def _overlap(found: list[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _of_word(subject: Subject, word: str, candidates: torch.Tensor) -> dict[str, Any]:
-    id = single_token(subject, word)
+@torch.no_grad()
+def neighbours_of(subject: Subject, id: int, candidates: torch.Tensor) -> dict[str, Any]:
+    """Those of one token in E and in each block, and how much of E's each block shares."""
     found = nearest(subject.tide, torch.tensor([id]), candidates)
     return {
         "id": id,
@@ -128,7 +131,8 @@ def single_token(subject: Subject, word: str) -> int:
     raise ValueError(f"{word!r} is not a single token of {subject.name}'s tokenizer: choose another word")
 
 
-def _known_ids(subject: Subject) -> torch.Tensor:
+def known_ids(subject: Subject) -> torch.Tensor:
+    """Those that occur, or all if that is not known."""
     if subject.frequencies is None:
         return torch.arange(subject.vocabulary)
     return torch.from_numpy(np.flatnonzero(subject.frequencies.counts_V))

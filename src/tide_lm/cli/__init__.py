@@ -25,6 +25,7 @@ COMMANDS = {  # with what their help begins with
     "serve": "Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers.",
     "generate": "Generate text. One prompt's is written as it comes, of several each when it has ended.",
     "bench": "Time what this machine does, on made-up data.",
+    "explore": "Look into a model in the browser: texts by token, the vocabulary, pairs, its results.",
     "demo": "Train a base and a TIDE model on the same real text and compare them.",
 }
 

@@ -44,6 +44,15 @@ def command(
     else:
         _print(result)
     typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {_report(run)}", err=True)
+    typer.echo(f"Next: tide-lm explore {run}", err=True)
+
+
+def both_runs(folder: str) -> tuple[str, str] | None:
+    """The TIDE run and the base of a demo's folder, if it is one."""
+    if not (Path(folder) / "results" / "demo.json").exists():
+        return None
+    tide, base = (Path(folder) / kind for kind in ("tide", "base"))
+    return str(tide), str(base)
 
 
 def _prepare(folder: Path) -> Path:

@@ -34,6 +34,7 @@ EXTRAS = {
     "ray": "ray",
     "wandb": "wandb",
     "lm-eval": "eval",
+    "gradio": "explore",
     "fastapi": "serve",
     "uvicorn": "serve",
     "vllm": "vllm",

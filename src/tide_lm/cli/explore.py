@@ -1,0 +1,43 @@
+"""`tide-lm explore`: a page in the browser to look into a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tide_lm.cli.demo import both_runs
+from tide_lm.cli.progress import working
+from tide_lm.cli.texts import Counts
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="A run, a checkpoint of one, a folder, a name on the Hub, or a demo.")
+    ],
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="Another model of the same tokenizer, to compare losses.")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", show_default="the run", help="The run whose results are shown."),
+    ] = None,
+    counts: Counts = None,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen at: by default, this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port.")] = 7860,
+) -> None:
+    """Look into a model in the browser: texts by token, the vocabulary, pairs, its results."""
+    if both := both_runs(model):
+        model, compare = both[0], compare or both[1]
+    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.explore.page import Explorer, build, serve
+
+    subject = open_subject(model, counts=counts)
+    base = None if compare is None else open_subject(compare, counts=counts)
+    explorer = Explorer(subject, base, results or subject.run)
+    page = build(explorer)
+    with working("Loading"):
+        explorer.warm_up()
+    typer.echo(f"Looking into {subject.name}: http://{host}:{port} (end with Ctrl-C)", err=True)
+    serve(page, host, port)

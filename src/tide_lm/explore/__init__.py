@@ -1,0 +1,1 @@
+"""A page to look into a model: its numbers, and the page around them."""

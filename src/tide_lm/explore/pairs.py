@@ -1,0 +1,44 @@
+"""How far apart two tokens stay in one context, layer by layer, with and without memory."""
+
+import torch
+from transformers import PreTrainedModel
+
+from tide_lm.analysis.collapse import distance_and_norm, endings, last_states
+from tide_lm.evaluate.subject import Subject
+
+LONGEST = 256  # tokens of a template
+
+
+@torch.no_grad()
+def distances(
+    subject: Subject, base: Subject | None, words: tuple[str, str], template: str
+) -> dict[str, list[float]]:
+    """By what is compared and layer: the distance of both states over their mean norm.
+
+    The template ends where the words stand, so that nothing else differs.
+    """
+    tokenizer = subject.tokenizer
+    found = endings(tokenizer, words)
+    if found is None:
+        raise ValueError(
+            f"{words[0]!r} and {words[1]!r} are not two different single tokens of {subject.name}'s "
+            "tokenizer: choose others"
+        )
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    prefix = tokenizer(template, add_special_tokens=False).input_ids[-LONGEST:]
+    ids_WT = torch.tensor([start + prefix + ending for ending in found])
+    if not getattr(subject.config, "num_memory_blocks", 0):
+        lines = {subject.name: _distance(subject.model, ids_WT)}
+    else:
+        layers = list(range(subject.config.num_hidden_layers))
+        lines = {
+            "with memory": _distance(subject.tide, ids_WT),
+            "without memory": _distance(subject.tide, ids_WT, drop_memory_layers=layers),
+        }
+    return lines if base is None else lines | {base.name: _distance(base.model, ids_WT)}
+
+
+def _distance(model: PreTrainedModel, ids_WT: torch.Tensor, **options: list[int]) -> list[float]:
+    states_WLD, *_ = last_states(model, ids_WT.to(model.device), **options)
+    apart_PL, norm_PL = distance_and_norm(states_WLD)
+    return (apart_PL / norm_PL.clamp(min=torch.finfo(norm_PL.dtype).tiny))[0].tolist()

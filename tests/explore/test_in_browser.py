@@ -1,0 +1,339 @@
+"""The explorer in a real browser: its numbers are the library's, and it bears abuse."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tide_lm.analysis.tables import distances
+from tide_lm.evaluate.subject import open_subject
+from tide_lm.explore import pairs
+from tide_lm.explore.page import Explorer
+from tide_lm.explore.reading import LIMIT, Reader
+from tide_lm.explore.vocabulary import Vocabulary
+
+pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is missing: apt-get install chromium")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"
+
+
+@pytest.fixture(scope="module")
+def run(trained, tmp_path_factory):
+    """With one result, of all that the page can show."""
+    run = tmp_path_factory.mktemp("browsed") / "mine"
+    shutil.copytree(trained, run)
+    subject = open_subject(str(run))
+    subject.write("distances", distances(subject))
+    return run
+
+
+@pytest.fixture(scope="module")
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def address(run, base_run, port, tmp_path_factory):
+    """The real server, in a process of its own; in the end it is stopped as a person would."""
+    log = tmp_path_factory.mktemp("log") / "log"
+    command = [sys.executable, "-m", "tide_lm", "explore", str(run), "--compare", str(base_run)]
+    with log.open("w") as out:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
+    given_up = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < given_up, log.read_text()
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+            break
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.3)
+    yield f"http://127.0.0.1:{port}"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def visit(browser, address, tmp_path):
+    """Opens the page; fails if it complained, or asked for anything of another host."""
+    said, asked, contexts = [], [], []
+
+    def open_page(width=1200, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        page.get_by_role("button", name="Read").wait_for()
+        folder = os.environ.get("TIDE_LM_SCREENSHOTS", str(tmp_path))
+        page.kept = lambda name: page.screenshot(
+            path=f"{folder}/explore-{name}-{width}-{scheme}.png", full_page=True
+        )
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert {url.split("/")[2] for url in asked if not url.startswith(("data:", "blob:"))} == {
+        address.removeprefix("http://")
+    }
+
+
+def read(page, text, tokens=None):
+    """Has a text read, and waits until all of it is there."""
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_role("button", name="Read").click()
+    if tokens is not None:
+        page.get_by_text(f"{tokens:,} of {tokens:,} tokens read").wait_for()
+
+
+def numbers(page, table):
+    """The cells of a table, by its name."""
+    rows = page.get_by_role("table", name=re.compile(table)).locator("tbody tr")
+    return [row.locator("td").all_inner_texts() for row in rows.all()]
+
+
+def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
+    subject, base = open_subject(str(run)), open_subject(str(base_run))
+    reader = Reader(subject, base)
+    *_, found = reader.read(TEXT)
+    page = visit()
+    read(page, TEXT, len(found.ids) - 1)
+    page.kept("text")
+    buttons = page.locator(".tokens button")
+    assert "".join(buttons.all_inner_texts()) == f"<bos>{TEXT}"
+    assert f"loss {found.losses[3]:.3f}, the other's {found.compared[3]:.3f}" in buttons.nth(3).get_attribute(
+        "title"
+    )
+    known = [loss for loss in found.compared if loss is not None]
+    told = page.get_by_text("Mean loss of").inner_text()
+    assert f"{found.loss:.4f} nats; of base: {sum(known) / len(known):.4f}." in told
+    for layer in 0, 1:
+        detail = reader.detail(found, 5, layer)
+        if layer:
+            page.get_by_label("Without memory in layer").click()
+            page.get_by_role("option", name="1").click()
+        else:
+            buttons.nth(5).click()
+        page.get_by_role("table", name=f"without it in layer {layer}").wait_for()
+        for name, expected in detail.predictions.items():
+            shown = [row[0] for row in numbers(page, f"^{name}$")]
+            assert shown == [f"{one.probability:.4f}" for one in expected]
+    first = numbers(page, "^By layer")[0][1:]
+    values = [*detail.weights[0], detail.added[0], detail.state[0], detail.added[0] / detail.state[0]]
+    assert first == [f"{value:.3f}" for value in values]
+    page.kept("token")
+
+
+def test_every_shade_is_drawn_at_once(visit):
+    page = visit()
+    read(page, TEXT, None)
+    shades = set()
+    for name in "loss", "frequency decile", "weight on memory", "gain over the other model":
+        page.get_by_role("radio", name=name).check()
+        page.wait_for_timeout(700)
+        shades.add(page.locator(".tokens").inner_html())
+    assert len(shades) == 4
+
+
+def test_tokens_are_searched_and_looked_up(visit, run):
+    vocabulary = Vocabulary(open_subject(str(run)))
+    page = visit()
+    page.get_by_role("tab", name="Tokens").click()
+    page.get_by_label("Tokens that hold").fill("layer")
+    ids, total = vocabulary.search("layer")
+    page.get_by_text(f"{total} tokens.").wait_for()
+    page.locator(f".found button[data-place='{ids[0]}']").click()
+    page.get_by_text("overlap with E").wait_for()
+    overlaps = [f"{value:.3f}" for value in vocabulary.neighbours(ids[0])["jaccard"]]
+    assert numbers(page, "^Nearest tokens")[-1] == ["", *overlaps]
+    norms = vocabulary.entry(ids[0]).norms.values()
+    assert numbers(page, "^Norm of its row") == [[f"{norm:.4f}"] for norm in norms]
+    page.kept("tokens")
+    page.get_by_label("Tokens that hold").fill("no such token")
+    page.get_by_text("No token has this").wait_for()
+
+
+def test_a_pair_is_compared(visit, run, base_run):
+    page = visit()
+    page.get_by_role("tab", name="Pairs").click()
+    page.get_by_label("One token").fill("layer")
+    page.get_by_label("Another").fill("token")
+    page.get_by_label("What stands before it").fill("every")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("img", name="After the last layer").wait_for()
+    found = pairs.distances(
+        open_subject(str(run)), open_subject(str(base_run)), ("layer", "token"), "every"
+    ).values()
+    assert numbers(page, "^By layer: the distance") == [
+        [f"{value:.4f}" for value in layer] for layer in zip(*found, strict=True)
+    ]
+    page.kept("pairs")
+    page.get_by_label("Another").fill("<i>layers</i>")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("are not two different single tokens").wait_for()
+    assert page.locator(".tide i").count() == 0
+
+
+def test_results_are_shown_and_what_is_missing_is_named(visit):
+    page = visit()
+    page.get_by_role("tab", name="Model").click()
+    page.get_by_text("Distance between E and the tables", exact=True).wait_for()
+    assert page.locator("svg.panel").count() == 1
+    assert "tide-lm analyze routing" in page.get_by_text("Not there yet").locator("xpath=..").inner_text()
+    page.kept("model")
+
+
+def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):
+    shutil.copytree(base_run / "export", tmp_path / "alone")
+    explorer = Explorer(open_subject(str(tmp_path / "alone")), None, tmp_path / "nowhere")
+    explorer.warm_up()
+    assert "Not there yet" in explorer.model
+    assert [str(colour) for colour in explorer.colours] == ["loss"]
+
+
+def test_by_keyboard_alone(visit):
+    page = visit()
+    page.get_by_label("Text", exact=True).fill(TEXT)
+    page.get_by_role("button", name="Read").focus()
+    page.keyboard.press("Enter")
+    page.locator(".tokens button").first.wait_for()
+    page.wait_for_timeout(500)
+    page.locator(".tokens button").first.focus()
+    for key in "ArrowRight", "ArrowRight", "ArrowLeft":
+        page.keyboard.press(key)
+    assert page.evaluate("document.activeElement.dataset.place") == "1"
+    page.keyboard.press("Enter")
+    page.get_by_text("What is predicted to follow").wait_for()
+    assert page.locator("button[aria-pressed='true']").get_attribute("data-place") == "1"
+    page.keyboard.press("Tab")  # past all other tokens, to what is told of this one
+    assert page.evaluate("document.activeElement.className") == "scroll"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_nothing_is_wider_than_the_screen(visit, scheme):
+    page = visit(390, scheme)
+    read(page, TEXT)
+    page.locator(".tokens button").nth(5).click()
+    page.get_by_text("What is predicted to follow").wait_for()
+    for tab in "Text", "Tokens", "Pairs", "Model":
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_timeout(500)
+        page.kept(f"{tab.lower()}-tab")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ink = page.locator("h1").evaluate("one => getComputedStyle(one).color")
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) is (scheme == "dark")
+    assert background != ink
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "\x00\x07\x1b[31m\r",
+        "🌊🏳️‍🌈 e\u0301",
+        "مد وجزر \u202e evil",
+        "<script>alert(1)</script><img src=x onerror=alert(2)>",
+        "{{#each value}}x{{/each}} ${alert(3)} @children",
+        "x" * 100_000,
+    ],
+    ids=["nothing", "a space", "control", "emoji", "right to left", "html", "templates", "long"],
+)
+def test_hostile_texts_are_shown_as_they_are(visit, text):
+    page = visit()
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_role("button", name="Read").click()
+    if not text:
+        page.get_by_text("There is nothing to read").wait_for()
+    else:
+        page.locator(".tokens button").nth(1).wait_for()
+    assert page.locator(".tide script, .tide img").count() == 0
+    if len(text) == 100_000:
+        page.get_by_text(re.compile(rf"{LIMIT:,} of {LIMIT:,} tokens read\..* more are left out")).wait_for()
+    read(page, "every layer")
+    page.get_by_text("Mean loss of").wait_for()
+
+
+def test_long_work_can_be_stopped(visit):
+    page = visit()
+    page.get_by_label("Text", exact=True).fill("the token knows every layer. " * 3000)
+    page.get_by_role("button", name="Read").click()
+    page.get_by_text("tokens read").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.wait_for_timeout(1000)
+    before = page.get_by_text("tokens read").inner_text()
+    page.wait_for_timeout(1000)
+    assert page.get_by_text("tokens read").inner_text() == before
+    assert not before.startswith(f"{LIMIT:,} of")
+
+
+def test_two_visitors_at_once_see_their_own(visit):
+    one, other = visit(), visit()
+    for page, text in (one, "every layer"), (other, "the token"):
+        page.get_by_label("Text", exact=True).fill(text)
+    for page in one, other:
+        page.get_by_role("button", name="Read").click()
+    for page, text in (one, "every layer"), (other, "the token"):
+        page.locator(".tokens button").nth(1).click()
+        page.get_by_text("What is predicted to follow").wait_for()
+        assert "".join(page.locator(".tokens button").all_inner_texts()) == f"<bos>{text}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "gradio_api/file=/etc/passwd",
+        "gradio_api/file=../../../../etc/passwd",
+        "static/../../../../../../etc/passwd",
+        "assets/..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "gradio_api/file={run}/config.json",
+        "gradio_api/file={run}/../outside",
+        "gradio_api/proxy=http://127.0.0.1:1/",
+    ],
+)
+def test_no_file_is_served(address, run, path):
+    (run.parent / "outside").write_text("secret")
+    with socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1]))) as line:
+        line.sendall(f"GET /{path.format(run=run)} HTTP/1.0\r\n\r\n".encode())
+        answer = line.makefile("rb").read()
+    assert re.match(rb"HTTP/1.\d 4\d\d", answer)
+    assert b"root:" not in answer
+    assert b"secret" not in answer
+
+
+def test_nothing_can_be_put_there_and_no_other_machine_is_answered(address, port):
+    body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\nsome\r\n--x--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{address}/gradio_api/upload", body, headers))
+    assert refused.value.code == 413
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port)).close()

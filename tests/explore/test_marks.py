@@ -1,0 +1,57 @@
+"""A text on the page is that text, and never markup."""
+
+from html.parser import HTMLParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide_lm.explore import marks
+from tide_lm.explore.marks import Colour
+from tide_lm.explore.reading import Reading
+
+
+class Seen(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags, self.words = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "button":
+            self.words.append("")
+
+    def handle_data(self, data):
+        if self.words:
+            self.words[-1] += data
+
+
+def a_reading(words):
+    count = len(words)
+    return Reading([3] * count, words, [9] * count, 0, [1.5] * count, [0.5] * count, [2.0] * count, count)
+
+
+@given(st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(list(Colour)))
+def test_no_token_is_markup_or_a_template(words, colour):
+    words = [*words, "<img src=x onerror=alert(1)>", "{{this}}", "${1}", "@children", '"onclick="', "&amp;"]
+    shown = marks.tokens(a_reading(words), colour)
+    assert not set("{}$@`") & set(shown)
+    seen = Seen()
+    seen.feed(shown)
+    assert seen.tags == ["div"] + ["button"] * len(words)
+    for word, found in zip(words, seen.words, strict=True):
+        assert found == ("".join(map(marks._seen, word)) or "\xa0")
+
+
+def test_what_cannot_be_seen_is_shown():
+    assert marks.escaped("a\n\t\x07\u202e\u200b") == "a↵\n⇥\t␇⟨U+202E⟩⟨U+200B⟩"
+
+
+def test_shades_tell_what_they_say():
+    found = a_reading(["a", "b"])
+    found.losses, found.compared = [None, 6.0], [None, 8.0]
+    assert 'class="more" style="--share:0.50"' in marks.tokens(found, Colour.loss)
+    assert 'class="more" style="--share:0.50"' in marks.tokens(found, Colour.gain)
+    found.compared = [None, 5.0]
+    assert 'class="less" style="--share:0.25"' in marks.tokens(found, Colour.gain)
+    assert marks.tokens(found, Colour.decile).count("--share:0.10") == 2
+    assert "the other's 5.000" in marks.tokens(found, Colour.decile).replace("&#x27;", "'")
