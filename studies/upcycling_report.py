@@ -44,7 +44,7 @@ def read(folder: Path) -> list[Run]:
 
 def write(runs: Sequence[Run], docs: Path) -> Path:
     """Returns the page."""
-    write_panels([by_decile(runs)], "upcycling", docs / "study", ["svg"])
+    write_panels([by_decile(runs)], "upcycling", docs, ["svg"])
     files.write_atomically(docs / "upcycling.md", page(runs))
     return docs / "upcycling.md"
 
@@ -88,7 +88,7 @@ def _paragraphs(runs: Sequence[Run]) -> Iterable[str]:
     )
     yield "## By frequency"
     panel = by_decile(runs)
-    yield f"![{panel.alt}](study/upcycling.svg)"
+    yield f"![{panel.alt}](upcycling.svg)"
     names = ["Llama", *SHOWN]
     starts = [run.before for run in _of(runs, "Llama")]
     columns = [starts, *([run.after for run in _of(runs, name)] for name in names)]

@@ -71,7 +71,7 @@ def test_the_page_has_each_way_beside_the_llama_of_its_seed_and_rate(plan, tmp_p
     ]
     assert "| 0 | " + " | ".join(f"{loss:.3f}" for loss in rarest) + " |" in upcycling_report.page(read)
     assert upcycling_report.write(read, tmp_path / "docs").exists()
-    assert (tmp_path / "docs" / "study" / "upcycling.svg").stat().st_size > 5000
+    assert (tmp_path / "docs" / "upcycling.svg").stat().st_size > 5000
 
 
 def test_docs_and_readme_have_the_numbers_that_were_measured():
