@@ -127,6 +127,17 @@ def upcycle(
 
 
 @app.command()
+def pictures(
+    demo: Annotated[Path, typer.Argument(help="What `make demo` wrote.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Where pictures go.")] = Path("docs/pictures"),
+) -> None:
+    """Take the README's pictures of a demo's report and of its explorer, in a browser."""
+    from studies.pictures import take
+
+    take(demo, out, typer.echo)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Option("--results", help="Where the runs are kept.")] = Path(
         "results/study"

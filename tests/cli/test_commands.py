@@ -11,6 +11,7 @@ import pytest
 
 from tide_lm import presets
 from tide_lm.cli import doctor
+from tide_lm.cli.demo import both_runs
 from tide_lm.data.shards import TokenSplit
 
 
@@ -174,6 +175,8 @@ def test_demo_trains_both_models_and_writes_its_numbers(demo_run):
         assert len(result[kind]["loss_by_decile"]) == 10
         assert (run / kind / "export" / "config.json").exists()
     assert len(result["null_bank_by_decile"]) == 10
+    assert both_runs(str(run)) == (str(run / "tide"), str(run / "base"))  # for `tide-lm explore runs/demo`
+    assert both_runs(str(run / "tide")) is None
     page = (run / "report" / "index.html").read_text()
     for figure in ("norms", "collapse", "separation", "routing", "layer-drop", "distances", "neighbours"):
         assert f'id="{figure}"' in page, figure

@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from kept_runs import by_frequency, keep
 
 from studies import cache_report
-from studies.claims import CLAIMS
+from studies.claims import CLAIMS, verdicts
 from studies.figures import opened
 from studies.plan import NARROW, VALUES_BY_RECIPE
 from studies.report import CONTROLS, page, summary, write_report
@@ -198,6 +199,18 @@ def test_the_readme_says_what_the_study_found(kept):
     assert f"; {narrow} if the FFN is narrower" in readme
     assert f"scale and FFN gains {gated}, as much." in readme
     assert f"published, tuned here, give at most {most(CONTROLS.keys() - VALUES_BY_RECIPE)} (" in readme
+
+
+def test_the_readme_has_the_papers_claims_with_the_verdicts_of_the_study(kept):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = verdicts(kept)
+    shown = [line for line in readme.splitlines() if line.startswith("| ") and line.endswith("** |")]
+    rows = [f"| {v.claim} | {v.paper} | {v.with_paper} | {v.with_best} | **{v.verdict}** |" for v in found]
+    assert len(shown) >= 8
+    assert set(shown) <= set(rows)
+    count = Counter(verdict.verdict for verdict in found)
+    told = f"{count['confirmed']} are confirmed, {count['not confirmed']} are not, and "
+    assert f"Of {len(found)} claims, {told}{count['cannot be told']} cannot be told" in readme
 
 
 def test_the_log_has_the_differences_of_the_runs_that_are_kept(kept):
