@@ -1,17 +1,26 @@
 """What the explorer says of texts, tokens and pairs is what the models compute."""
 
+import copy
 import dataclasses
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tide_lm.analysis.collapse import category
-from tide_lm.analysis.tables import neighbours
+from tide_lm.analysis.tables import distances, neighbours
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.config import Place, Residence
+from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs, reading
+from tide_lm.explore.page import Explorer
 from tide_lm.explore.reading import Reader, shares
 from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.runs import write_result
 
 TEXT = "every layer knows the token"
 LONG = "the context of the token beneath the layer. " * 12
@@ -29,7 +38,7 @@ def base(base_run):
 
 @torch.no_grad()
 def test_a_short_text_has_the_losses_of_both_models_and_the_routers_weights(subject, base):
-    (found,) = Reader(subject, base).read(TEXT)
+    *_, found = Reader(subject, base).read(TEXT)
     assert "".join(found.texts) == f"<bos>{TEXT}"
     ids_BT = torch.tensor([found.ids])
     for model, losses_T in ((subject.model, found.losses), (base.model, found.compared)):
@@ -64,11 +73,16 @@ def test_a_long_text_grows_and_ends_with_the_loss_that_evaluate_finds(subject, t
 def test_reading_can_be_given_up_and_begun_again(subject):
     reader = Reader(subject)
     some = reader.read(LONG)
-    next(some)
+    for _ in range(3):
+        reached = next(some).done
     some.close()
-    whole = list(reader.read(LONG))
-    assert len(whole) > 5
-    assert [found.done for found in reader.read(LONG)] == [whole[-1].done]  # remembered
+    assert 1 < reached < len(reader.begin(LONG).ids)
+    steps = [found.done for found in reader.read(LONG)]  # from where it was left
+    assert steps[0] == reached
+    assert steps[-1] == len(reader.begin(LONG).ids)
+    for number in range(20):
+        reader.begin(f"{number} others")
+    assert reader.begin(LONG).done == 1  # forgotten
 
 
 def test_only_so_much_of_a_text_is_read_and_nothing_of_none(subject, monkeypatch):
@@ -76,7 +90,7 @@ def test_only_so_much_of_a_text_is_read_and_nothing_of_none(subject, monkeypatch
     *_, found = Reader(subject).read(LONG)
     assert len(found.ids) == 51
     assert found.left_out == 84
-    (nothing,) = Reader(subject).read("")
+    *_, nothing = Reader(subject).read("")
     assert nothing.ids == [0]
     assert nothing.loss is None
 
@@ -96,7 +110,8 @@ def test_what_memory_adds_is_what_is_missing_without_it(tiny_model, changes):
     """In the last layer, after which nothing else depends on it."""
     model = tiny_model(**changes).eval()
     ids_T = torch.tensor([0, 5, 9, 7, 9])
-    weights_LS, added_L, state_L = shares(model, ids_T)
+    weights_LS, added_L, state_L, logits_V = shares(model, ids_T)
+    torch.testing.assert_close(logits_V, model(ids_T[None]).logits[0, -1])
     last = model.config.num_hidden_layers - 1
     ends = []
     hook = model.model.layers[last].register_forward_hook(lambda module, given, out: ends.append(out[0, -1]))
@@ -113,9 +128,14 @@ def test_what_memory_adds_is_what_is_missing_without_it(tiny_model, changes):
 def test_a_tokens_predictions_are_the_models_with_memory_and_without(subject):
     reader = Reader(subject)
     *_, found = reader.read(LONG)
-    place, layer = 100, 1
-    detail = reader.detail(found, place, layer)
-    ids_BT = torch.tensor([found.ids[place - 31 : place + 1]])
+    place, layer = 111, 1
+    detail = reader.detail(LONG, place, layer)
+    chance = float(torch.tensor(-found.losses[place + 1]).exp())  # of the token that does follow
+    follows = [
+        one.probability for one in detail.predictions["with memory"] if one.text == found.texts[place + 1]
+    ]
+    assert follows in ([], [pytest.approx(chance, rel=1e-4)])
+    ids_BT = torch.tensor([found.ids[80 : place + 1]])  # windows of 32 begin at every 16th
     layers = list(range(subject.config.num_hidden_layers))
     for predictions, dropped in zip(detail.predictions.values(), ([], layers, [layer]), strict=True):
         chances_V = subject.model(ids_BT, drop_memory_layers=dropped).logits[0, -1].softmax(-1)
@@ -126,9 +146,9 @@ def test_a_tokens_predictions_are_the_models_with_memory_and_without(subject):
 
 def test_a_base_model_has_losses_and_predictions_alone(base):
     reader = Reader(base)
-    (found,) = reader.read(TEXT)
+    *_, found = reader.read(TEXT)
     assert set(found.drawn) == {None}
-    detail = reader.detail(found, 2, 0)
+    detail = reader.detail(TEXT, 2, 0)
     assert (detail.weights, len(detail.predictions)) == ([], 1)
 
 
@@ -138,7 +158,8 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
     assert total == len(ids) > 0
     assert all("layer" in vocabulary.texts[id].lower() for id in ids)
     assert vocabulary.search("#7") == ([7], 1)
-    assert vocabulary.search("#99999999") == vocabulary.search("") == ([], 0)
+    for nothing in "#99999999", "", "#" + "9" * 5000:
+        assert vocabulary.search(nothing) == ([], 0)
     one = vocabulary.entry(ids[0])
     assert one.count == subject.bins.counts_V[ids[0]]
     rows_KD = subject.model.model.memory.weight[ids[0]]
@@ -149,10 +170,109 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
 
 def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
     words = "layer", "token"
-    found = pairs.distances(subject, base, words, "every")
+    found = pairs.distances(subject, words, "every")
     expected = category(subject.model, subject.tokenizer, [words], ["every"], 0.1)["relative"][0]
     assert found["with memory"] == pytest.approx(expected, abs=1e-6)
     assert found["without memory"] != pytest.approx(expected, abs=1e-3)
-    assert len(found["base"]) == len(expected)
+    assert [len(line) for line in pairs.distances(base, words, "every").values()] == [len(expected)]
     with pytest.raises(ValueError, match="are not two different single tokens"):
-        pairs.distances(subject, base, ("layer", "unheardof"), "every")
+        pairs.distances(subject, ("layer", "unheardof"), "every")
+
+
+def byte_fallback():
+    """A tokenizer as Llama 2 has it: spaces are a sign within tokens, and unknown characters are bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "the", "a"]
+    backend = Tokenizer(
+        models.BPE({word: id for id, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    strip = decoders.Strip(" ", 1, 0)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+    backend.decoder = decoders.Sequence(parts)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
+
+
+def test_tokens_keep_their_space_and_bytes_have_names():
+    tokenizer = byte_fallback()
+    ids = tokenizer.convert_tokens_to_ids(["▁the", "the", "▁", "<0xE2>", "<0x41>"])
+    assert tokenizer.decode([ids[0]]) == tokenizer.decode([ids[1]]) == "the"
+    assert token_texts(tokenizer, ids) == [" the", "the", " ", "<0xE2>", "A"]
+
+
+def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(subject, tmp_path):
+    pack(subject.model, tmp_path / "packed", Form(16))
+    subject.tokenizer.save_pretrained(tmp_path / "packed")
+    packed = open_subject(str(tmp_path / "packed"), memory=Residence(Place.store), writes=False)
+    *_, expected = Reader(subject).read(TEXT)
+    reader = Reader(packed)
+    *_, found = reader.read(TEXT)
+    assert found.losses[1:] == pytest.approx(expected.losses[1:], abs=0.02)
+    theirs, ours = Reader(subject).detail(TEXT, 3, 0), reader.detail(TEXT, 3, 0)
+    assert ours.added == pytest.approx(theirs.added, rel=0.02)
+    vocabulary = Vocabulary(packed)
+    assert vocabulary.entry(5).norms.keys() == {"E"}
+    assert len(vocabulary.neighbours(5)["neighbours"]) == 3
+
+
+def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path):
+    explorer = Explorer(subject, base, tmp_path)
+    questions = [
+        lambda: explorer.pair("layer", "token", "every"),
+        lambda: explorer.pair("the", "token", "every layer"),
+        lambda: explorer.detail(TEXT, 3, 1),
+        lambda: list(explorer.read(LONG, "loss"))[-1],
+        lambda: list(explorer.token(7))[-1],
+    ]
+    expected = [question() for question in questions]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: questions[number % 5](), range(60)))
+    for number, answer in enumerate(found):
+        assert answer == expected[number % 5]
+
+
+def test_a_base_of_another_depth_is_compared_as_far_as_it_goes(subject, base, tmp_path):
+    shallow = copy.deepcopy(base.model)
+    shallow.model.layers = shallow.model.layers[:1]
+    shallow.config.num_hidden_layers = 1
+    other = dataclasses.replace(base, name=subject.name, load=lambda: shallow)
+    shown = Explorer(subject, other, tmp_path).pair("layer", "token", "every")
+    assert shown.count('scope="row"') == subject.config.num_hidden_layers
+    assert f'<th scope="col">{base.path}</th>' in shown  # both models have one name
+
+
+def test_results_that_are_damaged_or_new_are_seen(subject, tmp_path):
+    explorer = Explorer(subject, None, tmp_path)
+    assert "tide-lm analyze routing" in explorer.model()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "routing.json").write_text('{"tokens": []}')
+    (tmp_path / "results" / "distances.json").write_text("{")
+    shown = explorer.model()
+    assert "routing.json" in shown
+    assert "<svg" not in shown
+    write_result(tmp_path, "distances", distances(subject))
+    assert "<svg" in explorer.model()
+
+
+def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):
+    shutil.copytree(base_run / "export", tmp_path / "alone")
+    explorer = Explorer(open_subject(str(tmp_path / "alone"), writes=False), None, tmp_path / "nowhere")
+    explorer.warm_up()
+    assert "Not there yet" in explorer.model()
+    assert [str(colour) for colour in explorer.colours] == ["loss"]
+    assert "with memory" not in explorer.pair("layer", "token", "every")
+
+
+def test_what_a_browser_may_send_does_no_harm(subject, tmp_path):
+    explorer = Explorer(subject, None, tmp_path)
+    for text in "\ud800", None, "x" * 300_000, "\x00":
+        assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, "loss"))
+        assert explorer.search(text) is not None
+    for place in "1", 1.5, None, -1, 10**9, True:
+        assert explorer.detail(TEXT, place, 0) == ""
+        assert list(explorer.token(place)) == []
+    assert explorer.detail(TEXT, 1, 99) == ""
+    with pytest.raises(ValueError, match="are not two different single tokens"):
+        explorer.pair("\ud800", "y" * 10**6, "z" * 10**6)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tide_lm.data import tokenizers
 from tide_lm.data.frequency import COMMON, RARE
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
@@ -33,12 +34,13 @@ def directions(model: TideForCausalLM, table: int, ids: torch.Tensor) -> torch.T
         else:
             rows_ND = memory.weight[ids, table - 1].float() * memory.norm.weight[table - 1].float()
     if not rows_ND.isfinite().all():
-        raise ValueError(f"{names(model)[table]} has rows that are not finite: its weights are damaged")
+        name = names(table)[table]
+        raise ValueError(f"{name} has rows that are not finite: its weights are damaged")
     return torch.nn.functional.normalize(rows_ND, dim=-1)
 
 
-def names(model: TideForCausalLM) -> list[str]:
-    return ["E", *(f"M{block + 1}" for block in range(model.config.num_memory_blocks))]
+def names(blocks: int) -> list[str]:
+    return ["E", *(f"M{block + 1}" for block in range(blocks))]
 
 
 @torch.no_grad()
@@ -46,7 +48,7 @@ def distances(subject: Subject) -> dict[str, Any]:
     """Mean cosine distance over the ids that occur, or all if that is not known, of every two tables."""
     model = subject.tide
     ids_N = known_ids(subject).to(model.device)
-    tables = names(model)
+    tables = names(model.config.num_memory_blocks)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
     for ids in ids_N.split(CHUNK):
         rows = torch.stack([directions(model, table, ids) for table in range(len(tables))])
@@ -69,7 +71,11 @@ def neighbours(
     model = subject.tide
     candidates = known_ids(subject)
     generator = np.random.default_rng(seed)
-    result: dict[str, Any] = {"neighbours": NEIGHBOURS, "tables": names(model), "seed": seed}
+    result: dict[str, Any] = {
+        "neighbours": NEIGHBOURS,
+        "tables": names(model.config.num_memory_blocks),
+        "seed": seed,
+    }
     for name, deciles in (("rare", RARE), ("common", COMMON)):
         members = np.flatnonzero(np.isin(subject.bins.bins_V, list(deciles)))
         chosen = np.sort(generator.permutation(members)[:sample])
@@ -117,7 +123,7 @@ def neighbours_of(subject: Subject, id: int, candidates: torch.Tensor) -> dict[s
     found = nearest(subject.tide, torch.tensor([id]), candidates)
     return {
         "id": id,
-        "neighbours": [[subject.tokenizer.decode([other]) for other in table[0].tolist()] for table in found],
+        "neighbours": [tokenizers.token_texts(subject.tokenizer, table[0].tolist()) for table in found],
         "jaccard": [jaccard(found[0][0].tolist(), table[0].tolist()) for table in found[1:]],
     }
 

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.demo import both_runs
+from tide_lm.cli.listening import check_free
 from tide_lm.cli.progress import working
-from tide_lm.cli.texts import Counts
+from tide_lm.cli.texts import Counts, Memory
 
 
 def command(
@@ -22,6 +23,7 @@ def command(
         typer.Option("--results", show_default="the run", help="The run whose results are shown."),
     ] = None,
     counts: Counts = None,
+    memory: Memory = None,
     host: Annotated[
         str, typer.Option("--host", help="The address to listen at: by default, this machine alone.")
     ] = "127.0.0.1",
@@ -30,14 +32,14 @@ def command(
     """Look into a model in the browser: texts by token, the vocabulary, pairs, its results."""
     if both := both_runs(model):
         model, compare = both[0], compare or both[1]
+    check_free(host, port)
     from tide_lm.evaluate.subject import open_subject
     from tide_lm.explore.page import Explorer, build, serve
 
-    subject = open_subject(model, counts=counts)
-    base = None if compare is None else open_subject(compare, counts=counts)
+    subject = open_subject(model, counts=counts, memory=memory, writes=False)
+    base = None if compare is None else open_subject(compare, counts=counts, writes=False)
     explorer = Explorer(subject, base, results or subject.run)
     page = build(explorer)
-    with working("Loading"):
+    with working(f"Loading {subject.name}"):
         explorer.warm_up()
-    typer.echo(f"Looking into {subject.name}: http://{host}:{port} (end with Ctrl-C)", err=True)
-    serve(page, host, port)
+    serve(page, host, port, lambda where: typer.echo(f"{where} (end with Ctrl-C)", err=True))

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tide_lm import runs
+from tide_lm.cli.listening import check_free
 from tide_lm.config import ModelConfig
 
 
@@ -36,17 +36,7 @@ def command(
     runs.check_exists(model)
     if Path(folder).exists():
         ModelConfig.from_folder(Path(folder))
-    _check_free(host, port)
+    check_free(host, port)
     typer.echo(f"{server} serves the model {folder!r} at http://{host}:{port}/v1", err=True)
     # The server has this process's signals, and imports nothing from the folder in which it was called.
     os.execve(sys.executable, [sys.executable, *call], {**os.environ, "PYTHONSAFEPATH": "1"})
-
-
-def _check_free(host: str, port: int) -> None:
-    """Before a model is loaded for nothing."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        told = f"{host}:{port} cannot be listened at ({error.strerror or error})"
-        raise ValueError(f"{told}: choose another --port or --host") from error

@@ -100,6 +100,11 @@ class FrequencyBins:
         bins_V = np.concatenate([self.bins_V, np.full(more, UNBINNED, np.int8)])
         return FrequencyBins(bins_V, np.concatenate([self.counts_V, np.zeros(more, np.int64)]))
 
+    def decile(self, id: int) -> int | None:
+        """From 0, the rarest; None if an id has none."""
+        found = int(self.bins_V[id])
+        return None if found == UNBINNED else found
+
     def rows(self) -> torch.Tensor:
         """The row of each id in a table of 11: its decile, or the last for the unbinned."""
         return torch.from_numpy(np.where(self.bins_V == UNBINNED, BINS, self.bins_V))

@@ -69,6 +69,19 @@ def fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
     return hashlib.sha256(plain_backend(tokenizer).to_str(pretty=True).encode()).hexdigest()
 
 
+def token_texts(tokenizer: "PreTrainedTokenizerFast", ids: Iterable[int]) -> list[str]:
+    """What each id says within a text, its space included; a piece of a character is named as it is stored.
+
+    Some decoders drop a space at the beginning: each id stands behind another here.
+    """
+    ids, anchor = list(ids), tokenizer("a", add_special_tokens=False).input_ids[-1:]
+    before = tokenizer.decode(anchor)
+    texts = tokenizer.batch_decode([[*anchor, id] for id in ids], clean_up_tokenization_spaces=False)
+    found = [text.removeprefix(before) for text in texts]
+    stored = tokenizer.convert_ids_to_tokens(ids)
+    return [name or text if "\ufffd" in text else text for text, name in zip(found, stored, strict=True)]
+
+
 def vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:
     """One more than the highest id; some tokenizers leave ids out."""
     return max(tokenizer.get_vocab().values()) + 1

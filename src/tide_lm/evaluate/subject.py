@@ -85,8 +85,12 @@ class Subject:
         self.check_memory()
         return self.model
 
+    @property
+    def has_memory(self) -> bool:
+        return isinstance(self.config, TideConfig) and self.config.num_memory_blocks > 0
+
     def check_memory(self) -> None:
-        if not isinstance(self.config, TideConfig) or not self.config.num_memory_blocks:
+        if not self.has_memory:
             raise ValueError(f"{self.name} has no memory, which this needs: give a TIDE model")
 
     def write(self, what: str, result: dict[str, Any]) -> Path:
@@ -111,11 +115,12 @@ def open_subject(
     counts: Path | None = None,
     run: Path | None = None,
     memory: Residence | None = None,
+    writes: bool = True,
 ) -> Subject:
     """The model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
 
     Counts are those of the data that the run was trained on, or of a packed model's store, unless they are
-    given.
+    given. What `writes` results has to have a place of its own for them.
     """
     owner, inner = owning_run(model)
     if owner is None:
@@ -126,7 +131,8 @@ def open_subject(
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = _frequencies(counts, tokenizer, config) or _stored_frequencies(model, tokenizer, config)
         place = run or Path("runs") / name
-        _check_place(place, model)
+        if writes:
+            _check_place(place, model)
         load = partial(_load_folder, model, config, memory)
         return Subject(name, model, place, config, load, tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}

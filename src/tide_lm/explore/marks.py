@@ -1,20 +1,24 @@
 """What the page shows, as HTML: nothing of a text or a token can be read as anything but itself.
 
-Numbers stand beside every colour, and all colours are shades of one that everybody can tell from the page.
+All shades are of one colour that everybody can tell from the page, or of two that differ by a line as well.
 """
 
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
+from tide_lm.analysis.tables import names
 from tide_lm.explore.reading import LIMIT, Detail, Prediction, Reading
 from tide_lm.explore.vocabulary import FOUND, Entry
 from tide_lm.report.drawing import PALETTE
 
 WORST = 12.0  # nats, from which on the shade is the darkest
-_TEMPLATE = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$@`\\"})  # which the page's templates read
+_TEMPLATE = str.maketrans(
+    {sign: f"&#{ord(sign)};" for sign in "{}$@`\\"}
+)  # which templates of the page may read
 
 
 class Colour(StrEnum):
@@ -49,20 +53,18 @@ def _seen(character: str) -> str:
     return character
 
 
-def tokens(reading: Reading, colour: Colour) -> str:
+def tokens(reading: Reading, colour: Colour, chosen: int | None = None) -> str:
     """A button for each token that has been read; arrow keys go from one to the next."""
-    shade = _SHADES[colour]
+    shade, reached = _SHADES[colour], chosen if chosen is not None and chosen < reading.done else 0
     buttons = []
-    for place in range(reading.done if reading.ids else 0):
+    for place in range(reading.done):
         share = shade(reading, place)
         look = f' class="{"less" if share < 0 else "more"}" style="--share:{abs(share):.2f}"' if share else ""
-        said = html.escape(_said(reading, place))
-        word = escaped(reading.texts[place]) or "&nbsp;"
-        name = f"{_word(reading.texts[place])}: {said}"
-        stop = "" if place else ' tabindex="0"'
+        look += ' aria-pressed="true"' if place == chosen else ""
+        said, word = escaped(_said(reading, place)), reading.texts[place]
         buttons.append(
-            f'<button type="button" data-place="{place}" title="{said}" aria-label="{name}"'
-            f"{stop or ' tabindex=-1'}{look}>{word}</button>"
+            f'<button type="button" data-place="{place}" tabindex="{0 if place == reached else -1}" '
+            f'title="{said}" aria-label="{_word(word)}: {said}"{look}>{escaped(word) or "&nbsp;"}</button>'
         )
     return f'<div class="tokens" role="group" aria-label="tokens">{"".join(buttons)}</div>'
 
@@ -114,49 +116,61 @@ def _said(reading: Reading, place: int) -> str:
     return ", ".join(words)
 
 
-def summary(reading: Reading, name: str, other: str | None) -> str:
-    """How far it has been read, and the mean losses."""
-    if len(reading.ids) < 2:
-        return "<p>There is nothing to read: type some text.</p>"
-    said = f"{reading.done - 1:,} of {len(reading.ids) - 1:,} tokens read."
+def summary(reading: Reading, colour: Colour, name: str, other: str | None) -> str:
+    """How far it has been read, the mean losses, and what shades tell."""
+    if reading.loss is None and reading.done == len(reading.ids):
+        return status("There is nothing to read: type some text.")
+    said = f"{reading.done:,} of {len(reading.ids):,} tokens read."
     if reading.loss is not None:
         said += f" Mean loss of {escaped(name)}: <strong>{reading.loss:.4f}</strong> nats"
-        known = [loss for loss in reading.compared if loss is not None]
-        if other is not None and known:
-            said += f"; of {escaped(other)}: <strong>{sum(known) / len(known):.4f}</strong>"
+        if other is not None and reading.compared_loss is not None:
+            said += f"; of {escaped(other)}: <strong>{reading.compared_loss:.4f}</strong>"
         said += "."
     if reading.left_out:
         said += f" {reading.left_out:,} more are left out: at most {LIMIT:,} are read."
-    return f"<p>{said}</p>"
+    return status(said) + f"<p>{LEGENDS[colour]}</p>"
 
 
-def detail(reading: Reading, place: int, found: Detail) -> str:
+def status(said: str) -> str:
+    """A line that a screen reader tells as it changes."""
+    return f'<p role="status">{said}</p>'
+
+
+def detail(reading: Reading, place: int, found: Detail, has_values: bool) -> str:
     """All about one token: its layers, and what is expected to follow it."""
-    parts = [
-        f"<h3 class='token'>{_word(reading.texts[place])}</h3><p>{html.escape(_said(reading, place))}</p>"
-    ]
+    parts = [_heading(reading.texts[place], _said(reading, place))]
     if found.weights:
-        slots = [f"M{block + 1}" for block in range(len(found.weights[0]) - 1)] + ["null"]
+        slots = [*names(len(found.weights[0]) - 1)[1:], "null"]
         rows = []
         for layer, weights in enumerate(found.weights):
-            bars = "".join(
-                f'<i class="slot{"" if slot < len(slots) - 1 else " null"}" style="--share:{weight:.4f};'
-                f'--colour:{PALETTE[slot % len(PALETTE)]}" title="{slots[slot]} {weight:.3f}"></i>'
-                for slot, weight in enumerate(weights)
-            )
+            bars = "".join(map(_slot, slots, weights, range(len(slots))))
             share = found.added[layer] / found.state[layer] if found.state[layer] else 0.0
-            numbers = [f"{weight:.3f}" for weight in weights]
-            numbers += [f"{found.added[layer]:.3f}", f"{found.state[layer]:.3f}", f"{share:.3f}"]
-            rows.append([str(layer), f'<span class="bar" aria-hidden="true">{bars}</span>', *numbers])
-        heads = ["layer", "weights", *slots, "memory", "state", "memory / state"]
+            numbers = [*weights, found.added[layer], found.state[layer], share]
+            bar = f'<span class="bar" aria-hidden="true">{bars}</span>'
+            rows.append([str(layer), bar, *(f"{number:.3f}" for number in numbers)])
         caption = (
             "By layer: the router's weight of each block and of the null bank; the norm of what memory adds "
             "to the state, that of the state without it, and their quotient."
         )
+        if has_values:
+            caption += " What it adds to attention's values is not counted."
+        heads = ["layer", "weights", *slots, "memory", "state", "memory / state"]
         parts.append(table(caption, heads, rows))
     columns = "".join(_predictions(title, words) for title, words in found.predictions.items())
-    parts.append(f'<h4>What is predicted to follow</h4><div class="columns">{columns}</div>')
+    parts.append(f'<h3>What is predicted to follow</h3><div class="columns">{columns}</div>')
     return "".join(parts)
+
+
+def _heading(text: str, said: str) -> str:
+    return f'<h2 class="token">{_word(text)}</h2>{status(escaped(said))}'
+
+
+def _slot(name: str, weight: float, slot: int) -> str:
+    kind = "slot null" if name == "null" else "slot"
+    colour = PALETTE[slot % len(PALETTE)]
+    return (
+        f'<i class="{kind}" style="--share:{weight:.4f};--colour:{colour}" title="{name} {weight:.3f}"></i>'
+    )
 
 
 def _predictions(title: str, words: Iterable[Prediction]) -> str:
@@ -166,49 +180,49 @@ def _predictions(title: str, words: Iterable[Prediction]) -> str:
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are HTML already."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in heads)
+    head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in heads)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
         for first, *cells in rows
     )
-    name = html.escape(caption)
-    content = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    name, content = escaped(caption), f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return (
         f'<div><p class="caption">{name}</p><div class="scroll" tabindex="0" role="region" '
         f'aria-label="{name}"><table aria-label="{name}">{content}</table></div></div>'
     )
 
 
-def found_tokens(entries: Sequence[Entry], total: int) -> str:
-    """A search's tokens, as buttons."""
-    if not entries:
-        return "<p>No token has this.</p>"
+def found_tokens(texts: dict[int, str], total: int) -> str:
+    """A search's tokens by id, as buttons."""
+    if not texts:
+        return status("No token has this.")
     buttons = "".join(
-        f'<button type="button" data-place="{entry.id}" tabindex="{-1 if number else 0}">'
-        f"{_word(entry.text)}<small>#{entry.id}</small></button>"
-        for number, entry in enumerate(entries)
+        f'<button type="button" data-place="{id}" tabindex="{-1 if number else 0}">'
+        f"{_word(text)}<small>#{id}</small></button>"
+        for number, (id, text) in enumerate(texts.items())
     )
     shown = f"{total:,} tokens" if total <= FOUND else f"{total:,} tokens, of which {FOUND} are shown"
-    return f'<p>{shown}.</p><div class="tokens found" role="group" aria-label="tokens">{buttons}</div>'
+    return f'{status(f"{shown}.")}<div class="tokens found" role="group" aria-label="tokens">{buttons}</div>'
 
 
-def entry(one: Entry, neighbours: dict | None) -> str:
-    """A token's numbers, and its neighbours in E and in each block side by side."""
+def entry(one: Entry) -> str:
+    """A token's numbers."""
     facts = [f"id {one.id}"]
     facts += [] if one.count is None else [f"{one.count:,} occurrences in the training text"]
     facts += [f"decile {one.decile} (0 rarest, 9 commonest)"] if one.decile is not None else ["no decile"]
-    norms = table(
-        "Norm of its row, as trained", ["table", "norm"], [[n, f"{v:.4f}"] for n, v in one.norms.items()]
+    norms = [[name, f"{norm:.4f}"] for name, norm in one.norms.items()]
+    return _heading(one.text, ", ".join(facts)) + table(
+        "Norm of its row, as trained", ["table", "norm"], norms
     )
-    parts = [f"<h3 class='token'>{_word(one.text)}</h3><p>{', '.join(facts)}</p>", norms]
-    if neighbours is not None:
-        tables = neighbours["neighbours"]
-        heads = ["nearest", "E", *(f"M{block + 1}" for block in range(len(tables) - 1))]
-        rows = [
-            [str(rank + 1), *(f"<code>{_word(words[rank])}</code>" for words in tables)]
-            for rank in range(len(tables[0]))
-        ]
-        rows.append(["overlap with E", "", *(f"{overlap:.3f}" for overlap in neighbours["jaccard"])])
-        caption = "Nearest tokens by cosine, and Jaccard's index of each block's with those of E"
-        parts.append(table(caption, heads, rows))
-    return "".join(parts)
+
+
+def neighbours(found: Mapping[str, Any]) -> str:
+    """The nearest in E and in each block side by side, as `analysis.tables.neighbours_of` finds them."""
+    tables = found["neighbours"]
+    rows = [
+        [str(rank + 1), *(f"<code>{_word(words[rank])}</code>" for words in tables)]
+        for rank in range(len(tables[0]))
+    ]
+    rows.append(["overlap with E", "", *(f"{overlap:.3f}" for overlap in found["jaccard"])])
+    caption = "Nearest tokens by cosine, and Jaccard's index of each block's with those of E"
+    return table(caption, ["nearest", *names(len(tables) - 1)], rows)

@@ -10,11 +10,12 @@ element.addEventListener("click", (event) => {
   if (button) choose(button);
 });
 element.addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   const all = places(), at = all.indexOf(event.target);
-  if (!step || at < 0 || !all[at + step]) return;
+  const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 };
+  const target = at < 0 ? undefined : all[next[event.key]];
+  if (!target) return;
   event.preventDefault();
   all[at].tabIndex = -1;
-  all[at + step].tabIndex = 0;
-  all[at + step].focus();
+  target.tabIndex = 0;
+  target.focus();
 });

@@ -1,12 +1,15 @@
 """The page: four tabs over one model, served to this machine alone unless asked otherwise."""
 
+import functools
+import inspect
 import os
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +17,12 @@ from tide_lm.data.optional import require
 from tide_lm.evaluate.subject import Subject
 from tide_lm.explore import marks, pairs
 from tide_lm.explore.marks import Colour
-from tide_lm.explore.reading import Reader
+from tide_lm.explore.reading import Reader, Reading
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
-from tide_lm.report.figure import Panel
-from tide_lm.report.results import Run
+from tide_lm.report.figure import Figure, Panel
+from tide_lm.report.results import DamagedError, MissingError, Run
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -27,17 +30,22 @@ if TYPE_CHECKING:
 
 SHOWN = ("routing", "layer-drop", "distances", "footprint", "bits", "ranks")
 SAMPLE = "The tide comes in twice a day, and the mutex is released before the kernel returns 42."
-_LONGEST = 100_000  # characters of a text
+PAIR = "their", "there", "On the blackboard the teacher wrote"
+_LONGEST, _LONGEST_WORD = 100_000, 2_000  # characters
 _BETWEEN = 0.5  # seconds from one state of the page to the next, which has all tokens again
 
 
 @dataclass(frozen=True)
 class Explorer:
-    """What is looked into, and where its results are."""
+    """What is looked into, and where its results are; each method answers one question with HTML.
+
+    Visitors ask at the same time: models, and matplotlib's style, are used by one at a time.
+    """
 
     subject: Subject
     base: Subject | None
     results: Path
+    _drawn: dict[Any, str] = field(default_factory=dict)
 
     @cached_property
     def reader(self) -> Reader:
@@ -47,13 +55,13 @@ class Explorer:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.subject)
 
-    def warm_up(self) -> None:
-        """So that the first click is as fast as others."""
-        for _ in self.read(SAMPLE, Colour.loss):
-            self.detail(SAMPLE, 0, 0)
-        self.search("a")
-        self.token(0)
-        self.model  # noqa: B018
+    @cached_property
+    def names(self) -> tuple[str, str | None]:
+        """Of both models; by their paths where that tells them apart."""
+        if self.base is None:
+            return self.subject.name, None
+        same = self.base.name == self.subject.name
+        return (self.subject.path, self.base.path) if same else (self.subject.name, self.base.name)
 
     @property
     def layers(self) -> range:
@@ -64,66 +72,125 @@ class Explorer:
         """Those that tell something of this model."""
         absent = set() if self.base else {Colour.gain}
         absent |= set() if self.subject.frequencies else {Colour.decile}
-        absent |= set() if self.reader.has_memory else {Colour.drawn}
+        absent |= set() if self.subject.has_memory else {Colour.drawn}
         return [colour for colour in Colour if colour not in absent]
+
+    def warm_up(self) -> None:
+        """So that the first click is as fast as others."""
+        for _ in self.read(SAMPLE, Colour.loss):
+            self.detail(SAMPLE, 0, 0)
+        self.search("a")
+        self.model()
 
     def read(self, text: str, colour: str) -> Iterator[tuple[str, str, str]]:
         """The text that is shown, its summary and its tokens, as it is read."""
-        text, shown = text[:_LONGEST], time.monotonic()
+        text, shown = _cleaned(text, _LONGEST), time.monotonic()
         for reading in self.reader.read(text):
             if reading.done < len(reading.ids) and time.monotonic() - shown < _BETWEEN:
                 continue
             shown = time.monotonic()
             yield text, self._summary(reading, colour), marks.tokens(reading, Colour(colour))
 
-    def _summary(self, reading: Any, colour: str) -> str:
-        other = self.base.name if self.base else None
-        return marks.summary(reading, self.subject.name, other) + f"<p>{marks.LEGENDS[Colour(colour)]}</p>"
+    def shade(self, text: str | None, colour: str, chosen: int | None) -> tuple[str, str]:
+        """The summary and the tokens of a text as far as it was read, in another colour."""
+        if text is None:
+            return "", ""
+        reading = self.reader.begin(text)
+        return self._summary(reading, colour), marks.tokens(reading, Colour(colour), chosen)
 
-    def detail(self, text: str, place: int | None, layer: int) -> str:
-        if place is None:
+    def _summary(self, reading: Reading, colour: str) -> str:
+        return marks.summary(reading, Colour(colour), *self.names)
+
+    def detail(self, text: str | None, place: Any, layer: int) -> str:
+        if text is None or type(place) is not int:
             return ""
-        reading = self.reader.known(text)
-        if not 0 <= place < len(reading.ids):
+        reading = self.reader.begin(text)
+        if not 0 <= place < len(reading.ids) or layer not in self.layers:
             return ""
-        return marks.detail(reading, place, self.reader.detail(reading, place, layer))
+        has_values = bool(getattr(self.subject.config, "memory_values", False))
+        return marks.detail(reading, place, self.reader.detail(text, place, layer), has_values)
 
     def search(self, words: str) -> str:
-        ids, total = self.vocabulary.search(words)
-        return marks.found_tokens([self.vocabulary.entry(id) for id in ids], total)
-
-    def token(self, id: int) -> str:
-        if not 0 <= id < self.subject.vocabulary:
+        words = _cleaned(words, _LONGEST_WORD)
+        if not words:
             return ""
-        neighbours = self.vocabulary.neighbours(id) if self.reader.has_memory else None
-        return marks.entry(self.vocabulary.entry(id), neighbours)
+        ids, total = self.vocabulary.search(words)
+        return marks.found_tokens({id: self.vocabulary.texts[id] for id in ids}, total)
+
+    def token(self, id: Any) -> Iterator[str]:
+        """Its numbers at once, and its neighbours when they are found."""
+        if type(id) is not int or not 0 <= id < self.subject.vocabulary:
+            return
+        with self.reader.lock:
+            about = marks.entry(self.vocabulary.entry(id))
+        yield about
+        if self.subject.has_memory:
+            with self.reader.lock:
+                found = self.vocabulary.neighbours(id)
+            yield about + marks.neighbours(found)
 
     def pair(self, first: str, second: str, template: str) -> str:
-        try:
-            lines = pairs.distances(self.subject, self.base, (first.strip(), second.strip()), template)
-        except ValueError as error:
-            return f"<p>{marks.escaped(str(error))}</p>"
-        rows = [[str(layer), *(f"{line[layer]:.4f}" for line in lines.values())] for layer in self.layers]
+        words = _cleaned(first, _LONGEST_WORD).strip(), _cleaned(second, _LONGEST_WORD).strip()
+        with self.reader.lock:
+            lines: dict[str, list[float]] = {}
+            for subject, name in zip((self.subject, self.base), self.names, strict=True):
+                if subject is not None:
+                    found = pairs.distances(subject, words, _cleaned(template, _LONGEST))
+                    lines |= {
+                        _of(kind, name or "", subject is self.base): line for kind, line in found.items()
+                    }
+            drawn = inline_svg(_lines(lines), "pair")
+        rows = [
+            [str(layer), *("" if value is None else f"{value:.4f}" for value in values)]
+            for layer, values in enumerate(zip_longest(*lines.values()))
+        ]
         caption = "By layer: the distance of the two states over their mean norm"
-        drawn = inline_svg(_lines(lines), "pair")
         return drawn + marks.table(caption, ["layer", *lines], rows)
 
-    @cached_property
     def model(self) -> str:
-        """The run's figures, and how to make those that are missing."""
+        """The run's figures, and how to make those that are missing; drawn again when results change."""
+        paths = sorted((self.results / "results").glob("*.json"))
+        state = tuple((path.name, path.stat().st_mtime_ns) for path in paths)
+        with self.reader.lock:
+            if state not in self._drawn:
+                self._drawn.clear()
+                self._drawn[state] = self._figures()
+            return self._drawn[state]
+
+    def _figures(self) -> str:
         run = Run(self.results, self.subject.name, 0)
-        parts, absent = [], []
+        whose = f"From the results in {self.results}."
+        if self.subject.step is not None:
+            whose += f" They are of the run's last model, not of step {self.subject.step}."
+        parts, absent = [marks.status(marks.escaped(whose))], []
         for name in SHOWN:
             figure = FIGURES[name]
-            if missing := figure.missing(run):
-                absent.append(f"<li>{marks.escaped(figure.title)}: {marks.escaped(missing)}</li>")
-                continue
-            panels = [inline_svg(panel, f"{name}-{at}") for at, panel in enumerate(figure.panels([run]))]
-            parts.append(f"<h3>{figure.title}</h3><p>{marks.escaped(figure.says)}</p>")
-            parts.append(f'<div class="panels">{"".join(panels)}</div>')
+            try:
+                parts.append(_figure(figure, run))
+            except (MissingError, DamagedError) as error:
+                absent.append(f"<li>{marks.escaped(figure.title)}: {marks.escaped(str(error))}</li>")
         if absent:
-            parts.append(f"<h3>Not there yet</h3><ul>{''.join(absent)}</ul>")
+            parts.append(f"<h2>Not there yet</h2><ul>{''.join(absent)}</ul>")
         return "".join(parts)
+
+
+def _cleaned(text: Any, longest: int) -> str:
+    """What a browser sent, as text that a tokenizer bears."""
+    return str(text or "")[:longest].encode("utf-8", "replace").decode("utf-8")
+
+
+def _of(kind: str, name: str, of_base: bool) -> str:
+    """A line's name: with or without memory, or the model's."""
+    return f"{name}, {kind}" if kind and of_base else kind or name
+
+
+def _figure(figure: Figure, run: Run) -> str:
+    if missing := figure.missing(run):
+        raise MissingError(missing)
+    with figure.naming([run]):
+        panels = [inline_svg(panel, f"{figure.name}-{at}") for at, panel in enumerate(figure.panels([run]))]
+    says = f"<h2>{marks.escaped(figure.title)}</h2><p>{marks.escaped(figure.says)}</p>"
+    return f'{says}<div class="panels">{"".join(panels)}</div>'
 
 
 def _lines(lines: dict[str, list[float]]) -> Panel:
@@ -141,60 +208,88 @@ def _lines(lines: dict[str, list[float]]) -> Panel:
 
 
 def build(explorer: Explorer) -> "Blocks":
+    for name in [name for name in os.environ if name.startswith("GRADIO_")]:
+        del os.environ[name]  # whatever it opens or keeps elsewhere
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     require("gradio", "the explorer", "explore")
     import gradio as gr
 
-    script = (files(__package__) / "page.js").read_text(encoding="utf-8")
-    subject = explorer.subject
+    def told(function: Callable) -> Callable:
+        """Has the page show what is wrong."""
+
+        @functools.wraps(function)
+        def answer(*given: Any) -> Any:
+            try:
+                return function(*given)
+            except ValueError as error:
+                raise gr.Error(marks.escaped(str(error)), print_exception=False) from None
+
+        @functools.wraps(function)
+        def answers(*given: Any) -> Iterator[Any]:
+            try:
+                yield from function(*given)
+            except ValueError as error:
+                raise gr.Error(marks.escaped(str(error)), print_exception=False) from None
+
+        return answers if inspect.isgeneratorfunction(function) else answer
 
     def show(**options: Any) -> Any:
         return gr.HTML(elem_classes=["tide"], **options)
 
-    with gr.Blocks(title=f"TIDE: {subject.name}", analytics_enabled=False) as page:
-        gr.Markdown(f"# {marks.escaped(subject.name)}")
+    script = (files(__package__) / "page.js").read_text(encoding="utf-8")
+    private: dict[str, Any] = {"api_visibility": "private"}
+    with gr.Blocks(title=f"TIDE: {explorer.subject.name}", analytics_enabled=False) as page:
+        show(value=f"<h1>{marks.escaped(explorer.subject.name)}</h1>")
         with gr.Tab("Text"):
             text = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=_LONGEST)
             with gr.Row():
                 colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
-                layer = gr.Dropdown(list(explorer.layers), value=0, label="Without memory in layer")
+                layer = gr.Dropdown(
+                    list(explorer.layers),
+                    value=0,
+                    label="Without memory in layer",
+                    visible=explorer.subject.has_memory,
+                )
             with gr.Row():
                 go, stop = gr.Button("Read", variant="primary"), gr.Button("Stop")
             summary, shown, about = show(), show(js_on_load=script), show()
-            read_text, chosen = gr.State(""), gr.State(None)
-            outputs = [read_text, summary, shown]
-            reading = gr.on([go.click, colour.change], explorer.read, [text, colour], outputs)
+            read_text, chosen = gr.State(None), gr.State(None)
+            go.click(lambda: (None, ""), None, [chosen, about], **private)
+            reading = go.click(told(explorer.read), [text, colour], [read_text, summary, shown], **private)
             stop.click(None, cancels=[reading])
+            colour.change(told(explorer.shade), [read_text, colour, chosen], [summary, shown], **private)
 
-            def choose(text: str, layer: int, event: gr.EventData) -> tuple[int, str]:
+            def choose(text: str | None, layer: int, event: gr.EventData) -> tuple[int, str]:
                 return event.place, explorer.detail(text, event.place, layer)
 
-            shown.select(choose, [read_text, layer], [chosen, about])
-            layer.change(explorer.detail, [read_text, chosen, layer], about)
+            shown.select(told(choose), [read_text, layer], [chosen, about], **private)
+            layer.change(told(explorer.detail), [read_text, chosen, layer], about, **private)
         with gr.Tab("Tokens"):
-            words = gr.Textbox(label="Tokens that hold", info="or #7, the one with this id")
+            words = gr.Textbox(
+                label="Tokens that hold", info="or #7, the one with this id", max_length=_LONGEST_WORD
+            )
             found, card = show(js_on_load=script), show()
-            words.submit(explorer.search, words, found)
-            words.change(explorer.search, words, found, trigger_mode="always_last")
+            words.change(told(explorer.search), words, found, trigger_mode="always_last", **private)
 
-            def look_up(event: gr.EventData) -> str:
-                return explorer.token(event.place)
+            def look_up(event: gr.EventData) -> Iterator[str]:
+                yield from explorer.token(event.place)
 
-            found.select(look_up, None, card)
+            found.select(told(look_up), None, card, **private)
         with gr.Tab("Pairs"):
             with gr.Row():
-                first, second = gr.Textbox("their", label="One token"), gr.Textbox("there", label="Another")
-            template = gr.Textbox("On the blackboard the teacher wrote", label="What stands before it")
+                first = gr.Textbox(PAIR[0], label="One token", max_length=_LONGEST_WORD)
+                second = gr.Textbox(PAIR[1], label="Another", max_length=_LONGEST_WORD)
+            template = gr.Textbox(PAIR[2], label="What stands before it", max_length=_LONGEST)
             compare, apart = gr.Button("Compare", variant="primary"), show()
-            compare.click(explorer.pair, [first, second, template], apart)
+            compare.click(told(explorer.pair), [first, second, template], apart, **private)
         with gr.Tab("Model") as tab:
             figures = show()
-            tab.select(lambda: explorer.model, None, figures)
+            tab.select(told(explorer.model), None, figures, **private)
     return page
 
 
-def serve(page: "Blocks", host: str, port: int) -> None:
-    """Until it is stopped."""
+def serve(page: "Blocks", host: str, port: int, tell: Callable[[str], None]) -> None:
+    """Until it is stopped; `tell` is told when it has begun."""
     import gradio as gr
 
     page.queue(default_concurrency_limit=4)
@@ -207,11 +302,14 @@ def serve(page: "Blocks", host: str, port: int) -> None:
         css=(files(__package__) / "page.css").read_text(encoding="utf-8"),
         theme=gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
         footer_links=[],
-        show_error=False,
         allowed_paths=[],
         max_file_size=1,  # byte: nothing is to be uploaded
         enable_monitoring=False,
+        run_history=False,
+        mcp_server=False,
+        ssr_mode=False,
     )
+    tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     try:
         threading.Event().wait()
     finally:

@@ -6,14 +6,12 @@ from transformers import PreTrainedModel
 from tide_lm.analysis.collapse import distance_and_norm, endings, last_states
 from tide_lm.evaluate.subject import Subject
 
-LONGEST = 256  # tokens of a template
+LONGEST = 256  # tokens of a template, the last ones
 
 
 @torch.no_grad()
-def distances(
-    subject: Subject, base: Subject | None, words: tuple[str, str], template: str
-) -> dict[str, list[float]]:
-    """By what is compared and layer: the distance of both states over their mean norm.
+def distances(subject: Subject, words: tuple[str, str], template: str) -> dict[str, list[float]]:
+    """By layer: the distance of both states over their mean norm; with memory and without, if there is one.
 
     The template ends where the words stand, so that nothing else differs.
     """
@@ -27,15 +25,13 @@ def distances(
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prefix = tokenizer(template, add_special_tokens=False).input_ids[-LONGEST:]
     ids_WT = torch.tensor([start + prefix + ending for ending in found])
-    if not getattr(subject.config, "num_memory_blocks", 0):
-        lines = {subject.name: _distance(subject.model, ids_WT)}
-    else:
-        layers = list(range(subject.config.num_hidden_layers))
-        lines = {
-            "with memory": _distance(subject.tide, ids_WT),
-            "without memory": _distance(subject.tide, ids_WT, drop_memory_layers=layers),
-        }
-    return lines if base is None else lines | {base.name: _distance(base.model, ids_WT)}
+    if not subject.has_memory:
+        return {"": _distance(subject.model, ids_WT)}
+    layers = list(range(subject.config.num_hidden_layers))
+    return {
+        "with memory": _distance(subject.tide, ids_WT),
+        "without memory": _distance(subject.tide, ids_WT, drop_memory_layers=layers),
+    }
 
 
 def _distance(model: PreTrainedModel, ids_WT: torch.Tensor, **options: list[int]) -> list[float]:

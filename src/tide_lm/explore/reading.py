@@ -1,27 +1,27 @@
 """A text as models read it: of every token the loss and what it draws from memory, and all about one token.
 
-T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, D hidden.
+T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, D hidden, V vocabulary.
 """
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from tide_lm.analysis.collapse import watching
 from tide_lm.data import tokenizers
-from tide_lm.data.frequency import UNBINNED
-from tide_lm.evaluate.perplexity import Windows, check_ids, cut, token_losses
+from tide_lm.evaluate.perplexity import check_ids, token_losses
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import MemoryGate, TideForCausalLM
+from tide_lm.ops.cross_entropy import chunked_cross_entropy
 
 LIMIT = 4096  # tokens that are read of a text
-LONGEST_WINDOW = 1024
+LONGEST_WINDOW = 512
 PREDICTIONS = 8
 _KEPT = 8  # texts
 
@@ -39,14 +39,22 @@ class Reading:
     left_out: int
     losses: list[float | None]
     drawn: list[float | None]
-    compared: list[float | None] = field(default_factory=list)
-    done: int = 1
+    compared: list[float | None]
+    done: int
 
     @property
     def loss(self) -> float | None:
         """The mean so far."""
-        known = [loss for loss in self.losses if loss is not None]
-        return sum(known) / len(known) if known else None
+        return _mean(self.losses)
+
+    @property
+    def compared_loss(self) -> float | None:
+        return _mean(self.compared)
+
+
+def _mean(losses: list[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,10 @@ class Detail:
 
 
 class Reader:
-    """Reads for several visitors, one after the other, and remembers the texts that were read last."""
+    """Reads for several visitors, and remembers the texts that were asked for last, as far as they were read.
+
+    A model is used by one at a time: whoever uses it holds the lock.
+    """
 
     def __init__(self, subject: Subject, base: Subject | None = None) -> None:
         if base is not None and tokenizers.fingerprint(base.tokenizer) != tokenizers.fingerprint(
@@ -80,41 +91,35 @@ class Reader:
                 "same tokens: compare models of one tokenizer"
             )
         self.subject, self.base = subject, base
-        self.has_memory = bool(getattr(subject.config, "num_memory_blocks", 0))
+        self.lock = threading.RLock()
         self._encode = tokenizers.plain_backend(subject.tokenizer)
-        self._lock = threading.Lock()
-        self._read: OrderedDict[str, Reading] = OrderedDict()
+        self._readings: OrderedDict[str, Reading] = OrderedDict()
 
     @property
     def window(self) -> int:
-        """Of tokens, as in training where that is known."""
-        longest = getattr(self.subject.config.get_text_config(), "max_position_embeddings", LONGEST_WINDOW)
-        return min(self.subject.sequence or LONGEST_WINDOW, longest)
+        """Of tokens, as in training where that is known, and no longer than a model bears."""
+        configs = [subject.config.get_text_config() for subject in (self.subject, self.base) if subject]
+        positions = [getattr(config, "max_position_embeddings", LONGEST_WINDOW) for config in configs]
+        return min(self.subject.sequence or LONGEST_WINDOW, LONGEST_WINDOW, *positions)
+
+    def begin(self, text: str) -> Reading:
+        """A text's reading, as far as it has come."""
+        with self.lock:
+            reading = self._readings.pop(text, None) or self._begin(text)
+            self._readings[text] = reading
+            while len(self._readings) > _KEPT:
+                self._readings.popitem(last=False)
+        return reading
 
     def read(self, text: str) -> Iterator[Reading]:
-        """The reading as it grows, by half a window; a text that was read lately comes at once."""
-        if text in self._read:
-            yield self._read[text]
-            return
-        reading = self._begin(text)
-        first = 1
-        windows = Windows(self.window, max(self.window // 2, 1), 1)
-        for window in cut([np.array(reading.ids)], windows):
-            ids_T = torch.from_numpy(window.ids)
-            with self._lock, torch.no_grad():
-                self._add(reading, ids_T, window.first)
-            first += len(window.ids) - window.first
-            reading.done = first
+        """The reading as it grows, by half a window."""
+        reading = self.begin(text)
+        yield reading
+        while reading.done < len(reading.ids):
+            with self.lock, torch.no_grad():
+                if reading.done < len(reading.ids):  # another visitor may read the same
+                    self._read_on(reading)
             yield reading
-        if reading.done == 1:
-            yield reading
-        self._read[text] = reading
-        while len(self._read) > _KEPT:
-            self._read.popitem(last=False)
-
-    def known(self, text: str) -> Reading:
-        """A text's reading if it was read lately, or its tokens alone."""
-        return self._read.get(text) or self._begin(text)
 
     def _begin(self, text: str) -> Reading:
         tokenizer = self.subject.tokenizer
@@ -123,60 +128,75 @@ class Reader:
         ids = [*([] if start is None else [start]), *found[:LIMIT]]
         if ids:
             check_ids(torch.tensor(ids), self.subject.vocabulary)
+        frequencies = self.subject.frequencies
         return Reading(
             ids=ids,
-            texts=[tokenizer.decode([id]) for id in ids],
-            deciles=[self.decile(id) for id in ids],
+            texts=tokenizers.token_texts(tokenizer, ids),
+            deciles=[None if frequencies is None else frequencies.decile(id) for id in ids],
             left_out=max(len(found) - LIMIT, 0),
             losses=[None] * len(ids),
             drawn=[None] * len(ids),
             compared=[None] * len(ids) if self.base else [],
+            done=min(len(ids), 1),
         )
 
-    def decile(self, id: int) -> int | None:
-        """From 0, the rarest; None if it has none, or frequencies are not known."""
-        bins = self.subject.frequencies
-        found = UNBINNED if bins is None else int(bins.bins_V[id])
-        return None if found == UNBINNED else found
+    def _first_seen(self, place: int) -> int:
+        """Where the window begins in which a token is predicted: one starts every half."""
+        stride = max(self.window // 2, 1)
+        return max(-(-(place - self.window) // stride), 0) * stride
 
-    def _add(self, reading: Reading, ids_T: torch.Tensor, first: int) -> None:
-        """Losses of a window's tokens from `first` on, and what they draw."""
-        place = slice(reading.done, reading.done + len(ids_T) - first)
-        reading.losses[place] = _losses(self.subject.model, ids_T)[first - 1 :]
+    def _read_on(self, reading: Reading) -> None:
+        """The next window."""
+        start = self._first_seen(reading.done)
+        ids_T = torch.tensor(reading.ids[start : start + self.window + 1])
+        new, known = slice(reading.done, start + len(ids_T)), reading.done - start
+        if self.subject.has_memory:
+            losses, drawn = _losses_and_drawn(self.subject.tide, ids_T)
+            reading.drawn[new] = drawn[known:]
+            reading.drawn[0] = drawn[0] if start == 0 else reading.drawn[0]
+        else:
+            losses = _losses(self.subject.model, ids_T)
+        reading.losses[new] = losses[known - 1 :]
         if self.base is not None:
-            reading.compared[place] = _losses(self.base.model, ids_T)[first - 1 :]
-        if self.has_memory:
-            drawn = _drawn(self.subject.tide, ids_T)
-            reading.drawn[place] = drawn[first:]
-            if first == 1:
-                reading.drawn[0] = drawn[0]
+            reading.compared[new] = _losses(self.base.model, ids_T)[known - 1 :]
+        reading.done = start + len(ids_T)
 
-    def detail(self, reading: Reading, position: int, layer: int) -> Detail:
-        """All about the token at a position; predictions also without the memory of one layer."""
-        size = self.window
-        ids_T = torch.tensor(reading.ids[max(position + 1 - size, 0) : position + 1])
-        with self._lock, torch.no_grad():
-            if not self.has_memory:
-                return Detail([], [], [], {"memory": self._predicted(ids_T)})
-            weights_LS, added_L, state_L = shares(self.subject.tide, ids_T)
-            layers = range(len(added_L))
+    def detail(self, text: str, place: int, layer: int) -> Detail:
+        """All about the token at a place, in the window that predicts the next; also without one layer."""
+        reading = self.begin(text)
+        ids_T = torch.tensor(reading.ids[self._first_seen(place + 1) : place + 1])
+        with self.lock, torch.no_grad():
+            if not self.subject.has_memory:
+                model = self.subject.model
+                return Detail([], [], [], {"predicted": self._likeliest(_last_logits(model, ids_T))})
+            model, found = self.subject.tide, shares(self.subject.tide, ids_T)
+            layers = list(range(len(found.added_L)))
             predictions = {
-                "with memory": self._predicted(ids_T),
-                "without it": self._predicted(ids_T, drop_memory_layers=list(layers)),
-                f"without it in layer {layer}": self._predicted(ids_T, drop_memory_layers=[layer]),
+                "with memory": found.logits_V,
+                "without it": _last_logits(model, ids_T, drop_memory_layers=layers),
+                f"without it in layer {layer}": _last_logits(model, ids_T, drop_memory_layers=[layer]),
             }
-        return Detail(weights_LS.tolist(), added_L.tolist(), state_L.tolist(), predictions)
+            likeliest = {name: self._likeliest(logits_V) for name, logits_V in predictions.items()}
+        return Detail(found.weights_LS.tolist(), found.added_L.tolist(), found.state_L.tolist(), likeliest)
 
-    def _predicted(self, ids_T: torch.Tensor, **options: Any) -> list[Prediction]:
-        model = self.subject.model
-        logits_V = model(ids_T[None].to(model.device), use_cache=False, **options).logits[0, -1].float()
-        best = logits_V.softmax(-1).topk(min(PREDICTIONS, len(logits_V)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [Prediction(self.subject.tokenizer.decode([id]), chance) for id, chance in pairs]
+    def _likeliest(self, logits_V: torch.Tensor) -> list[Prediction]:
+        best = logits_V.float().softmax(-1).topk(min(PREDICTIONS, len(logits_V)))
+        texts = tokenizers.token_texts(self.subject.tokenizer, best.indices.tolist())
+        return [Prediction(*pair) for pair in zip(texts, best.values.tolist(), strict=True)]
 
 
-def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the last token, by layer: router weights, and the norms of what memory adds and of what it meets."""
+class Shares(NamedTuple):
+    weights_LS: torch.Tensor
+    added_L: torch.Tensor
+    state_L: torch.Tensor
+    logits_V: torch.Tensor
+
+
+def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
+    """Of the last token, by layer: router weights, and the norms of what memory adds and of what it meets.
+
+    What joins attention's values is not counted. And what is predicted to follow.
+    """
     ids_BT = ids_T[None].to(model.device)
     memory = model.model.memory_for(ids_BT)
     gates: list[torch.Tensor] = []
@@ -195,8 +215,8 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[torch.Tensor, t
     last = -1 if memory.index_BT is None else int(memory.index_BT[0, -1])
     added_LD = torch.stack(gates).float() if gates else weights_LS[:, :-1] @ memory.rows_UKD[last].float()
     state_LD = torch.stack([state_BTD[0, -1].float() for state_BTD in states])
-    norm = torch.linalg.vector_norm
-    return weights_LS, norm(added_LD, dim=-1), norm(state_LD - added_LD, dim=-1)
+    added_L, state_L = (torch.linalg.vector_norm(rows, dim=-1) for rows in (added_LD, state_LD - added_LD))
+    return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))
 
 
 def _losses(model: PreTrainedModel, ids_T: torch.Tensor) -> list[float]:
@@ -205,7 +225,17 @@ def _losses(model: PreTrainedModel, ids_T: torch.Tensor) -> list[float]:
     return token_losses(model, ids_BT[:, :-1], ids_BT[:, 1:])[0].tolist()
 
 
-def _drawn(model: TideForCausalLM, ids_T: torch.Tensor) -> list[float]:
+def _losses_and_drawn(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[list[float], list[float]]:
+    """Of all but the first, and of all."""
     ids_BT = ids_T[None].to(model.device)
-    weights = model.model(ids_BT, use_cache=False, output_router_weights=True)["router_weights"]
-    return (1 - torch.stack([weights_BTS[0, :, -1].float() for weights_BTS in weights]).mean(0)).tolist()
+    found = model.model(ids_BT, use_cache=False, output_router_weights=True)
+    null_LT = torch.stack([weights_BTS[0, :, -1].float() for weights_BTS in found["router_weights"]])
+    hidden_TD = found.last_hidden_state[0, :-1]
+    losses_T = chunked_cross_entropy(hidden_TD, model.lm_head.weight, ids_BT[0, 1:]).per_token_N
+    return losses_T.tolist(), (1 - null_LT.mean(0)).tolist()
+
+
+def _last_logits(model: PreTrainedModel, ids_T: torch.Tensor, **options: Any) -> torch.Tensor:
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        options["logits_to_keep"] = 1
+    return model(ids_T[None].to(model.device), use_cache=False, **options).logits[0, -1]

@@ -7,15 +7,17 @@ from typing import Any
 import torch
 
 from tide_lm.analysis import tables
+from tide_lm.data import tokenizers
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory
 
 FOUND = 100  # at most, of a search
+_DIGITS = 9  # of an id
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A token. `norms` are of its rows as trained, by table, and of the tables that are there."""
+    """A token. `norms` are of its rows as trained, by table; of a packed model, E's alone."""
 
     id: int
     text: str
@@ -31,9 +33,9 @@ class Vocabulary:
     @cached_property
     def texts(self) -> list[str]:
         """Of each id of the model; those that the tokenizer lacks are empty."""
-        ids = range(min(self.subject.vocabulary, len(self.subject.tokenizer)))
-        found = self.subject.tokenizer.batch_decode([[id] for id in ids])
-        return found + [""] * (self.subject.vocabulary - len(found))
+        tokenizer = self.subject.tokenizer
+        known = min(self.subject.vocabulary, tokenizers.vocab_size(tokenizer))
+        return tokenizers.token_texts(tokenizer, range(known)) + [""] * (self.subject.vocabulary - known)
 
     @cached_property
     def _lowered(self) -> list[str]:
@@ -41,25 +43,29 @@ class Vocabulary:
 
     def search(self, words: str) -> tuple[list[int], int]:
         """Ids of tokens that hold the words, the shortest first, or the id `#7`; and how many there are."""
-        if words.startswith("#") and words[1:].isdecimal():
+        if words.startswith("#") and words[1:].isdecimal() and len(words) <= _DIGITS:
             found = [int(words[1:])] if int(words[1:]) < len(self.texts) else []
             return found, len(found)
-        wanted = words.lower() if words.strip() else words
+        wanted = words.lower()
         ids = [id for id, text in enumerate(self._lowered) if wanted and wanted in text]
-        ids.sort(key=lambda id: (len(self._lowered[id].strip()), self._lowered[id].strip() != wanted.strip()))
+        ids.sort(key=lambda id: len(self._lowered[id].strip()))
         return ids[:FOUND], len(ids)
 
     @torch.no_grad()
     def entry(self, id: int) -> Entry:
-        subject = self.subject
-        bins = subject.frequencies
-        count, decile = (None, None) if bins is None else (int(bins.counts_V[id]), int(bins.bins_V[id]))
-        rows = {"E": subject.model.get_input_embeddings().weight[id]}
+        subject, bins = self.subject, self.subject.frequencies
+        rows = [subject.model.get_input_embeddings().weight[id]]
         memory = getattr(subject.model.base_model, "memory", None)
         if isinstance(memory, EmbeddingMemory):
-            rows |= {f"M{block + 1}": row_D for block, row_D in enumerate(memory.weight[id])}
-        norms = {name: float(torch.linalg.vector_norm(row_D.float())) for name, row_D in rows.items()}
-        return Entry(id, self.texts[id], count, None if decile == -1 else decile, norms)
+            rows += memory.weight[id]
+        norms = [float(torch.linalg.vector_norm(row_D.float())) for row_D in rows]
+        return Entry(
+            id,
+            self.texts[id],
+            None if bins is None else int(bins.counts_V[id]),
+            None if bins is None else bins.decile(id),
+            dict(zip(tables.names(len(norms) - 1), norms, strict=True)),
+        )
 
     @cached_property
     def _candidates(self) -> torch.Tensor:

@@ -1,0 +1,13 @@
+"""Places to listen at."""
+
+import socket
+
+
+def check_free(host: str, port: int) -> None:
+    """Before a model is loaded for nothing."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        told = f"{host}:{port} cannot be listened at ({error.strerror or error})"
+        raise ValueError(f"{told}: choose another --port or --host") from error
