@@ -181,8 +181,10 @@ class Reader:
 
     def _likeliest(self, logits_V: torch.Tensor) -> list[Prediction]:
         best = logits_V.float().softmax(-1).topk(min(PREDICTIONS, len(logits_V)))
-        texts = tokenizers.token_texts(self.subject.tokenizer, best.indices.tolist())
-        return [Prediction(*pair) for pair in zip(texts, best.values.tolist(), strict=True)]
+        ids, chances = best.indices.tolist(), best.values.tolist()
+        texts = tokenizers.token_texts(self.subject.tokenizer, ids)
+        named = [text or f"#{id}" for text, id in zip(texts, ids, strict=True)]  # a model may have more ids
+        return [Prediction(*pair) for pair in zip(named, chances, strict=True)]
 
 
 class Shares(NamedTuple):
