@@ -89,7 +89,7 @@ def visit(browser, address, tmp_path):
         page.on("dialog", lambda dialog: said.append(dialog.message))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(address)
-        page.get_by_role("button", name="Read").wait_for()
+        page.get_by_text("tokens read").wait_for()  # of a text that is there for a start
         folder = os.environ.get("TIDE_LM_SCREENSHOTS", str(tmp_path))
         page.kept = lambda name: page.screenshot(
             path=f"{folder}/explore-{name}-{width}-{scheme}.png", full_page=True
@@ -124,11 +124,11 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     reader = Reader(subject, base)
     *_, found = reader.read(TEXT)
     page = visit()
-    read(page, TEXT, len(found.ids))
+    read(page, TEXT, found.of_text)
     page.kept("text")
     buttons = page.locator(".tokens button")
     assert "".join(buttons.all_inner_texts()) == f"<bos>{TEXT}"
-    assert f"loss {found.losses[3]:.3f}, the other's {found.compared[3]:.3f}" in buttons.nth(3).get_attribute(
+    assert f"loss {found.losses[3]:.3f}, compared {found.compared[3]:.3f}" in buttons.nth(3).get_attribute(
         "title"
     )
     told = page.get_by_text("Mean loss of").inner_text()
@@ -151,7 +151,7 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     page.get_by_role("radio", name="frequency decile").check()
     page.get_by_text("The darker, the rarer").wait_for()
     assert buttons.nth(5).get_attribute("aria-pressed") == "true"  # still chosen
-    read(page, "every layer", 3)
+    read(page, "every layer", 2)
     page.get_by_text("What is predicted to follow").wait_for(state="detached")
 
 
@@ -178,9 +178,9 @@ def test_tokens_are_searched_and_looked_up(visit, run):
     vocabulary = Vocabulary(open_subject(str(run)))
     page = visit()
     page.get_by_role("tab", name="Tokens").click()
-    page.get_by_label("Tokens that hold").fill("layer")
+    page.get_by_label("Search tokens").fill("layer")
     ids, total = vocabulary.search("layer")
-    page.get_by_text(f"{total} tokens.").wait_for()
+    page.get_by_text(re.compile(rf"^{total} tokens?\.$")).wait_for()
     page.locator(f".found button[data-place='{ids[0]}']").click()
     page.get_by_text("overlap with E").wait_for()
     overlaps = [f"{value:.3f}" for value in vocabulary.neighbours(ids[0])["jaccard"]]
@@ -188,7 +188,7 @@ def test_tokens_are_searched_and_looked_up(visit, run):
     norms = vocabulary.entry(ids[0]).norms.values()
     assert numbers(page, "^Norm of its row") == [[f"{norm:.4f}"] for norm in norms]
     page.kept("tokens")
-    page.get_by_label("Tokens that hold").fill("no such token")
+    page.get_by_label("Search tokens").fill("no such token")
     page.get_by_text("No token has this").wait_for()
 
 
@@ -236,8 +236,12 @@ def test_by_keyboard_alone(visit):
     page.keyboard.press("Enter")
     page.get_by_text("What is predicted to follow").wait_for()
     assert page.locator("button[aria-pressed='true']").get_attribute("data-place") == "1"
-    page.keyboard.press("Tab")  # past all other tokens, to what is told of this one
-    assert page.evaluate("document.activeElement.className") == "scroll"
+    passed = []
+    while not passed or (passed[-1] != "scroll" and len(passed) < 5):
+        page.keyboard.press("Tab")  # past all other tokens, to what is told of this one
+        passed.append(page.evaluate("document.activeElement.className"))
+        assert page.evaluate("document.activeElement.dataset.place") is None
+    assert passed[-1] == "scroll"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -278,15 +282,14 @@ def test_hostile_texts_are_shown_as_they_are(visit, text):
     if not text:
         page.get_by_text("There is nothing to read").wait_for()
     else:
-        page.locator(".tokens button").nth(1).wait_for()
+        page.get_by_text(re.compile(r"(\S+) of \1 tokens read")).wait_for()
+        page.wait_for_timeout(300)
         shown = page.locator(".tokens button").all_inner_texts()
         if text.isprintable() and text.isascii() and len(text) < 1000:
             assert "".join(shown) == f"<bos>{text}"
     assert page.locator(".tide script, .tide img").count() == 0
     if len(text) == 100_000:
-        page.get_by_text(
-            re.compile(rf"{LIMIT + 1:,} of {LIMIT + 1:,} tokens read\..* more are left out")
-        ).wait_for()
+        page.get_by_text(re.compile(rf"{LIMIT:,} of {LIMIT:,} tokens read\..* more are left out")).wait_for()
     read(page, "every layer")
     page.get_by_text("Mean loss of").wait_for()
 
@@ -295,13 +298,15 @@ def test_long_work_can_be_stopped(visit):
     page = visit()
     page.get_by_label("Text", exact=True).fill("the token knows every layer. " * 3000)
     page.get_by_role("button", name="Read").click()
-    page.get_by_text("tokens read").wait_for()
+    page.get_by_text(f"of {LIMIT:,} tokens read").wait_for()
     page.get_by_role("button", name="Stop").click()
-    page.wait_for_timeout(1000)
-    before = page.get_by_text("tokens read").inner_text()
+    before = page.get_by_text("Stopped: ").inner_text()
     page.wait_for_timeout(1000)
     assert page.get_by_text("tokens read").inner_text() == before
-    assert not before.startswith(f"{LIMIT + 1:,} of")
+    page.locator(".tokens button").nth(3).click()  # what was read can be looked into
+    page.get_by_text("What is predicted to follow").wait_for()
+    page.get_by_role("button", name="Read").click()
+    page.get_by_text(f"{LIMIT:,} of {LIMIT:,} tokens read").wait_for()
 
 
 def test_two_visitors_at_once_see_their_own(visit):

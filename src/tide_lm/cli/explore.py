@@ -33,6 +33,8 @@ def command(
     if both := both_runs(model):
         model, compare = both[0], compare or both[1]
     check_free(host, port)
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        typer.echo(f"warning: whoever reaches {host} can use this page", err=True)
     from tide_lm.evaluate.subject import open_subject
     from tide_lm.explore.page import Explorer, build, serve
 

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,32 @@ def token_texts(tokenizer: "PreTrainedTokenizerFast", ids: Iterable[int]) -> lis
     texts = tokenizer.batch_decode([[*anchor, id] for id in ids], clean_up_tokenization_spaces=False)
     found = [text.removeprefix(before) for text in texts]
     stored = tokenizer.convert_ids_to_tokens(ids)
-    return [name or text if "\ufffd" in text else text for text, name in zip(found, stored, strict=True)]
+    return [
+        _bytes(name) if name and "\ufffd" in text else text for text, name in zip(found, stored, strict=True)
+    ]
+
+
+def texts_in_order(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
+    """As `token_texts`, of ids that follow one another: a character is that of the id that completes it."""
+    texts, anchor = token_texts(tokenizer, ids), tokenizer("a", add_special_tokens=False).input_ids[-1:]
+    begun: list[int] = []
+    for place, id in enumerate(ids):
+        begun = [*begun, id] if "\ufffd" in tokenizer.decode([*anchor, id]) else []
+        if len(begun) > 1:
+            whole = tokenizer.decode([*anchor, *begun]).removeprefix(tokenizer.decode(anchor))
+            if "\ufffd" not in whole:
+                texts[place], begun = whole, []
+    return texts
+
+
+def _bytes(stored: str) -> str:
+    """The name of a piece of a character: its bytes, if it is stored as signs for them."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}
+    if stored.startswith("<0x") or any(sign not in byte_of for sign in stored):
+        return stored
+    return "".join(f"<0x{byte_of[sign]:02X}>" for sign in stored)
 
 
 def vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:

@@ -96,7 +96,8 @@ _SHADES: dict[Colour, Callable[[Reading, int], float]] = {
 }
 LEGENDS = {
     Colour.loss: f"The darker, the higher the loss of the token, up to {WORST:g} nats.",
-    Colour.decile: "The darker, the rarer the token: deciles 9, the commonest, to 0. Plain ones have none.",
+    Colour.decile: "The darker, the rarer the token: deciles 9, the commonest, to 0. Those without a letter "
+    "or a digit have none.",
     Colour.drawn: "The darker, the more of the routers' weight is on blocks and not on the null bank.",
     Colour.gain: "Blue: less loss than the other model; orange and underlined: more; up to 4 nats.",
 }
@@ -108,7 +109,7 @@ def _said(reading: Reading, place: int) -> str:
     if (loss := reading.losses[place]) is not None:
         words.append(f"loss {loss:.3f}")
     if reading.compared and (other := reading.compared[place]) is not None:
-        words.append(f"the other's {other:.3f}")
+        words.append(f"compared {other:.3f}")
     if (decile := reading.deciles[place]) is not None:
         words.append(f"decile {decile}")
     if (drawn := reading.drawn[place]) is not None:
@@ -116,11 +117,12 @@ def _said(reading: Reading, place: int) -> str:
     return ", ".join(words)
 
 
-def summary(reading: Reading, colour: Colour, name: str, other: str | None) -> str:
+def summary(reading: Reading, colour: Colour, name: str, other: str | None, stopped: bool = False) -> str:
     """How far it has been read, the mean losses, and what shades tell."""
     if reading.loss is None and reading.done == len(reading.ids):
         return status("There is nothing to read: type some text.")
-    said = f"{reading.done:,} of {len(reading.ids):,} tokens read."
+    done = reading.done - len(reading.ids) + reading.of_text
+    said = f"{'Stopped: ' if stopped else ''}{done:,} of {reading.of_text:,} tokens read."
     if reading.loss is not None:
         said += f" Mean loss of {escaped(name)}: <strong>{reading.loss:.4f}</strong> nats"
         if other is not None and reading.compared_loss is not None:
@@ -201,7 +203,11 @@ def found_tokens(texts: dict[int, str], total: int) -> str:
         f"{_word(text)}<small>#{id}</small></button>"
         for number, (id, text) in enumerate(texts.items())
     )
-    shown = f"{total:,} tokens" if total <= FOUND else f"{total:,} tokens, of which {FOUND} are shown"
+    shown = (
+        f"{total:,} token{'s' * (total > 1)}"
+        if total <= FOUND
+        else f"{total:,} tokens, of which {FOUND} are shown"
+    )
     return f'{status(f"{shown}.")}<div class="tokens found" role="group" aria-label="tokens">{buttons}</div>'
 
 

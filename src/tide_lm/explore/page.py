@@ -17,7 +17,7 @@ from tide_lm.data.optional import require
 from tide_lm.evaluate.subject import Subject
 from tide_lm.explore import marks, pairs
 from tide_lm.explore.marks import Colour
-from tide_lm.explore.reading import Reader, Reading
+from tide_lm.explore.reading import Reader
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
@@ -82,24 +82,28 @@ class Explorer:
         self.search("a")
         self.model()
 
-    def read(self, text: str, colour: str) -> Iterator[tuple[str, str, str]]:
+    def read(
+        self, text: str, colour: str, is_stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[str, str, str]]:
         """The text that is shown, its summary and its tokens, as it is read."""
         text, shown = _cleaned(text, _LONGEST), time.monotonic()
         for reading in self.reader.read(text):
-            if reading.done < len(reading.ids) and time.monotonic() - shown < _BETWEEN:
-                continue
-            shown = time.monotonic()
-            yield text, self._summary(reading, colour), marks.tokens(reading, Colour(colour))
+            going_on = reading.done < len(reading.ids)
+            stopped = going_on and is_stopped()
+            if not going_on or stopped or time.monotonic() - shown >= _BETWEEN:
+                shown = time.monotonic()
+                summary = marks.summary(reading, Colour(colour), *self.names, stopped)
+                yield text, summary, marks.tokens(reading, Colour(colour))
+            if stopped:
+                return
 
     def shade(self, text: str | None, colour: str, chosen: int | None) -> tuple[str, str]:
         """The summary and the tokens of a text as far as it was read, in another colour."""
         if text is None:
             return "", ""
         reading = self.reader.begin(text)
-        return self._summary(reading, colour), marks.tokens(reading, Colour(colour), chosen)
-
-    def _summary(self, reading: Reading, colour: str) -> str:
-        return marks.summary(reading, Colour(colour), *self.names)
+        summary = marks.summary(reading, Colour(colour), *self.names)
+        return summary, marks.tokens(reading, Colour(colour), chosen)
 
     def detail(self, text: str | None, place: Any, layer: int) -> str:
         if text is None or type(place) is not int:
@@ -132,13 +136,10 @@ class Explorer:
     def pair(self, first: str, second: str, template: str) -> str:
         words = _cleaned(first, _LONGEST_WORD).strip(), _cleaned(second, _LONGEST_WORD).strip()
         with self.reader.lock:
-            lines: dict[str, list[float]] = {}
-            for subject, name in zip((self.subject, self.base), self.names, strict=True):
-                if subject is not None:
-                    found = pairs.distances(subject, words, _cleaned(template, _LONGEST))
-                    lines |= {
-                        _of(kind, name or "", subject is self.base): line for kind, line in found.items()
-                    }
+            try:
+                lines = self._distances(words, _cleaned(template, _LONGEST))
+            except ValueError as error:
+                return marks.status(marks.escaped(str(error)))
             drawn = inline_svg(_lines(lines), "pair")
         rows = [
             [str(layer), *("" if value is None else f"{value:.4f}" for value in values)]
@@ -146,6 +147,28 @@ class Explorer:
         ]
         caption = "By layer: the distance of the two states over their mean norm"
         return drawn + marks.table(caption, ["layer", *lines], rows)
+
+    def _distances(self, words: tuple[str, str], template: str) -> dict[str, list[float]]:
+        lines: dict[str, list[float]] = {}
+        for subject, name in zip((self.subject, self.base), self.names, strict=True):
+            if subject is not None:
+                found = pairs.distances(subject, words, template)
+                lines |= {_of(kind, name or "", subject is self.base): line for kind, line in found.items()}
+        return lines
+
+    @property
+    def about(self) -> str:
+        """What the page speaks of."""
+        name, other = self.names
+        blocks = getattr(self.subject.config, "num_memory_blocks", 0)
+        said = f"{len(self.layers)} layers"
+        if blocks:
+            said += (
+                f"; memory: {blocks} tables, M1 to M{blocks}, with a row for each token, beside the "
+                "embedding E. In each layer a router weighs a token's rows, and a null bank that adds nothing"
+            )
+        said += f". Compared with {other}." if other else "."
+        return f"<h1>{marks.escaped(name)}</h1><p>{marks.escaped(said)}</p>"
 
     def model(self) -> str:
         """The run's figures, and how to make those that are missing; drawn again when results change."""
@@ -239,24 +262,35 @@ def build(explorer: Explorer) -> "Blocks":
     script = (files(__package__) / "page.js").read_text(encoding="utf-8")
     private: dict[str, Any] = {"api_visibility": "private"}
     with gr.Blocks(title=f"TIDE: {explorer.subject.name}", analytics_enabled=False) as page:
-        show(value=f"<h1>{marks.escaped(explorer.subject.name)}</h1>")
+        show(value=explorer.about)
         with gr.Tab("Text"):
             text = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=_LONGEST)
-            with gr.Row():
-                colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
-                layer = gr.Dropdown(
-                    list(explorer.layers),
-                    value=0,
-                    label="Without memory in layer",
-                    visible=explorer.subject.has_memory,
-                )
+            colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
             with gr.Row():
                 go, stop = gr.Button("Read", variant="primary"), gr.Button("Stop")
-            summary, shown, about = show(), show(js_on_load=script), show()
+            summary, shown = show(), show(js_on_load=script)
+            layer = gr.Dropdown(
+                list(explorer.layers),
+                value=0,
+                label="Without memory in layer",
+                info="For the last of the tables below, once a token is chosen.",
+                visible=explorer.subject.has_memory,
+            )
+            about = show()
             read_text, chosen = gr.State(None), gr.State(None)
             go.click(lambda: (None, ""), None, [chosen, about], **private)
-            reading = go.click(told(explorer.read), [text, colour], [read_text, summary, shown], **private)
-            stop.click(None, cancels=[reading])
+            stopped: set[str | None] = set()  # visitors who want no more
+
+            def read(text: str, colour: str, visitor: gr.Request) -> Iterator[tuple[str, str, str]]:
+                stopped.discard(visitor.session_hash)
+                yield from explorer.read(text, colour, lambda: visitor.session_hash in stopped)
+
+            def end(visitor: gr.Request) -> None:
+                stopped.add(visitor.session_hash)
+
+            for begin in go.click, page.load:
+                begin(told(read), [text, colour], [read_text, summary, shown], **private)
+            stop.click(end, None, None, queue=False, **private)
             colour.change(told(explorer.shade), [read_text, colour, chosen], [summary, shown], **private)
 
             def choose(text: str | None, layer: int, event: gr.EventData) -> tuple[int, str]:
@@ -266,7 +300,9 @@ def build(explorer: Explorer) -> "Blocks":
             layer.change(told(explorer.detail), [read_text, chosen, layer], about, **private)
         with gr.Tab("Tokens"):
             words = gr.Textbox(
-                label="Tokens that hold", info="or #7, the one with this id", max_length=_LONGEST_WORD
+                label="Search tokens",
+                info="what they hold, or #7, the one with this id",
+                max_length=_LONGEST_WORD,
             )
             found, card = show(js_on_load=script), show()
             words.change(told(explorer.search), words, found, trigger_mode="always_last", **private)

@@ -18,9 +18,10 @@ def distances(subject: Subject, words: tuple[str, str], template: str) -> dict[s
     tokenizer = subject.tokenizer
     found = endings(tokenizer, words)
     if found is None:
+        counts = " and ".join(str(len(tokenizer(f" {word}").input_ids)) for word in words)
         raise ValueError(
-            f"{words[0]!r} and {words[1]!r} are not two different single tokens of {subject.name}'s "
-            "tokenizer: choose others"
+            f"{words[0]!r} and {words[1]!r}, with a space before them, are not two different single tokens "
+            f"of {subject.name}'s tokenizer (it has {counts} for them): choose others"
         )
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prefix = tokenizer(template, add_special_tokens=False).input_ids[-LONGEST:]

@@ -41,6 +41,7 @@ class Reading:
     drawn: list[float | None]
     compared: list[float | None]
     done: int
+    of_text: int  # tokens, without one that begins it
 
     @property
     def loss(self) -> float | None:
@@ -131,13 +132,14 @@ class Reader:
         frequencies = self.subject.frequencies
         return Reading(
             ids=ids,
-            texts=tokenizers.token_texts(tokenizer, ids),
+            texts=tokenizers.texts_in_order(tokenizer, ids),
             deciles=[None if frequencies is None else frequencies.decile(id) for id in ids],
             left_out=max(len(found) - LIMIT, 0),
             losses=[None] * len(ids),
             drawn=[None] * len(ids),
             compared=[None] * len(ids) if self.base else [],
             done=min(len(ids), 1),
+            of_text=len(ids) - (start is not None),
         )
 
     def _first_seen(self, place: int) -> int:
