@@ -9,6 +9,7 @@ from tide_lm.cli.demo import both_runs
 from tide_lm.cli.listening import check_free
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Counts, Memory
+from tide_lm.runs import check_exists
 
 
 def command(
@@ -32,6 +33,8 @@ def command(
     """Look into a model in the browser: texts by token, the vocabulary, pairs, its results."""
     if both := both_runs(model):
         model, compare = both[0], compare or both[1]
+    for name in filter(None, (model, compare)):
+        check_exists(name)
     check_free(host, port)
     if host not in ("127.0.0.1", "::1", "localhost"):
         typer.echo(f"warning: whoever reaches {host} can use this page", err=True)
