@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,22 @@ def shared_data():
     if not folder.exists():
         pytest.skip("the shared data are not here")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real one, without a window; its loop of events would disturb tests of other modules."""
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing: pip install playwright"
+    )
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("chromium is missing: apt-get install chromium")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=flags)
+        yield launched
+        launched.close()
 
 
 @pytest.fixture(scope="session")

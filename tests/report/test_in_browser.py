@@ -1,18 +1,12 @@
 """The report in a real browser: every drawing is there, nothing leaves the page, phones and dark rooms."""
 
 import os
-import shutil
 from io import BytesIO
 
 import pytest
 from PIL import Image
 
 from tide_lm.report.page import write_report
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is missing: apt-get install chromium")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +17,6 @@ def address(plant, tmp_path_factory):
         plant(folder / "a-run-with-a-name-that-is-rather-long-for-a-column", 3),
     ]
     return write_report(runs, folder / "index.html").as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 258  # 256 bytes and two special tokens
+UNKNOWN = "\ufffd"  # what a decoder gives for bytes that are no character
 
 
 def load(name: str) -> "PreTrainedTokenizerFast":
@@ -69,42 +70,45 @@ def fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
     return hashlib.sha256(plain_backend(tokenizer).to_str(pretty=True).encode()).hexdigest()
 
 
-def token_texts(tokenizer: "PreTrainedTokenizerFast", ids: Iterable[int]) -> list[str]:
-    """What each id says within a text, its space included; a piece of a character is named as it is stored.
-
-    Some decoders drop a space at the beginning: each id stands behind another here.
-    """
-    ids, anchor = list(ids), tokenizer("a", add_special_tokens=False).input_ids[-1:]
-    before = tokenizer.decode(anchor)
-    texts = tokenizer.batch_decode([[*anchor, id] for id in ids], clean_up_tokenization_spaces=False)
-    found = [text.removeprefix(before) for text in texts]
-    stored = tokenizer.convert_ids_to_tokens(ids)
-    return [
-        _bytes(name) if name and "\ufffd" in text else text for text, name in zip(found, stored, strict=True)
-    ]
+def token_texts(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
+    """What each id says within a text, its space included; a piece of a character is named by its bytes."""
+    return _named(tokenizer, ids, _decoded(tokenizer, [[id] for id in ids]))
 
 
 def texts_in_order(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
     """As `token_texts`, of ids that follow one another: a character is that of the id that completes it."""
-    texts, anchor = token_texts(tokenizer, ids), tokenizer("a", add_special_tokens=False).input_ids[-1:]
+    alone = _decoded(tokenizer, [[id] for id in ids])
+    texts = _named(tokenizer, ids, alone)
     begun: list[int] = []
     for place, id in enumerate(ids):
-        begun = [*begun, id] if "\ufffd" in tokenizer.decode([*anchor, id]) else []
+        begun = [*begun, id] if UNKNOWN in alone[place] else []
         if len(begun) > 1:
-            whole = tokenizer.decode([*anchor, *begun]).removeprefix(tokenizer.decode(anchor))
-            if "\ufffd" not in whole:
+            (whole,) = _decoded(tokenizer, [begun])
+            if UNKNOWN not in whole:
                 texts[place], begun = whole, []
     return texts
 
 
-def _bytes(stored: str) -> str:
-    """The name of a piece of a character: its bytes, if it is stored as signs for them."""
+def _decoded(tokenizer: "PreTrainedTokenizerFast", sequences: Iterable[Sequence[int]]) -> list[str]:
+    """Each behind another token, since some decoders drop a space at the beginning."""
+    anchor = tokenizer("a", add_special_tokens=False).input_ids[-1:]
+    before = tokenizer.decode(anchor)
+    found = tokenizer.batch_decode([[*anchor, *ids] for ids in sequences], clean_up_tokenization_spaces=False)
+    return [text.removeprefix(before) for text in found]
+
+
+def _named(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+    """With the bytes of those that are no whole character, if they are stored as signs for bytes."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}
-    if stored.startswith("<0x") or any(sign not in byte_of for sign in stored):
-        return stored
-    return "".join(f"<0x{byte_of[sign]:02X}>" for sign in stored)
+    named = []
+    for text, stored in zip(texts, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+        if stored and UNKNOWN in text:
+            plain = stored.startswith("<0x") or any(sign not in byte_of for sign in stored)
+            text = stored if plain else "".join(f"<0x{byte_of[sign]:02X}>" for sign in stored)
+        named.append(text)
+    return named
 
 
 def vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:

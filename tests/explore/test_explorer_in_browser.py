@@ -20,10 +20,6 @@ from tide_lm.explore.reading import LIMIT, Reader
 from tide_lm.explore.vocabulary import Vocabulary
 
 pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is missing: apt-get install chromium")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"
 
 
@@ -65,14 +61,6 @@ def address(run, base_run, port, tmp_path_factory):
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert "Traceback" not in log.read_text()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
