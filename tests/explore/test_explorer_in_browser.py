@@ -171,7 +171,8 @@ def test_tokens_are_searched_and_looked_up(visit, run):
     page.get_by_text(re.compile(rf"^{total} tokens?\.$")).wait_for()
     page.locator(f".found button[data-place='{ids[0]}']").click()
     page.get_by_text("overlap with E").wait_for()
-    overlaps = [f"{value:.3f}" for value in vocabulary.neighbours(ids[0])["jaccard"]]
+    *_, nearest = vocabulary.neighbours(ids[0])
+    overlaps = [f"{value:.3f}" for value in nearest.jaccard]
     assert numbers(page, "^Nearest tokens")[-1] == ["", *overlaps]
     norms = vocabulary.entry(ids[0]).norms.values()
     assert numbers(page, "^Norm of its row") == [[f"{norm:.4f}"] for norm in norms]
@@ -189,7 +190,8 @@ def test_a_pair_is_compared(visit, run, base_run):
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("img", name="After the last layer").wait_for()
     subjects = open_subject(str(run)), open_subject(str(base_run))
-    found = [pairs.distances(subject, ("layer", "token"), "every").values() for subject in subjects]
+    endings = pairs.endings_of(subjects[0], ("layer", "token"))
+    found = [pairs.distances(subject, endings, "every").values() for subject in subjects]
     lines = [line for of_model in found for line in of_model]
     assert numbers(page, "^By layer: the distance") == [
         [f"{value:.4f}" for value in layer] for layer in zip(*lines, strict=True)

@@ -17,7 +17,7 @@ from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs, reading
-from tide_lm.explore.page import Explorer
+from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader, shares
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.runs import write_result
@@ -166,18 +166,25 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
     rows_KD = subject.model.model.memory.weight[ids[0]]
     assert [one.norms["M1"], one.norms["M2"]] == pytest.approx(rows_KD.norm(dim=-1).tolist())
     word = one.text.strip()
-    assert vocabulary.neighbours(ids[0]) == neighbours(subject, [word])["words"][word]
+    *_, found = vocabulary.neighbours(ids[0])
+    expected = neighbours(subject, [word])["words"][word]
+    assert (found.texts, found.jaccard) == (expected["neighbours"], expected["jaccard"])
+    assert found.searched == found.candidates
 
 
 def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
     words = "layer", "token"
-    found = pairs.distances(subject, words, "every")
+    endings = pairs.endings_of(subject, words)
+    found = pairs.distances(subject, endings, "every")
     expected = category(subject.model, subject.tokenizer, [words], ["every"], 0.1)["relative"][0]
     assert found["with memory"] == pytest.approx(expected, abs=1e-6)
     assert found["without memory"] != pytest.approx(expected, abs=1e-3)
-    assert [len(line) for line in pairs.distances(base, words, "every").values()] == [len(expected)]
+    assert [len(line) for line in pairs.distances(base, endings, "every").values()] == [len(expected)]
     with pytest.raises(ValueError, match="are not two different single tokens"):
-        pairs.distances(subject, ("layer", "unheardof"), "every")
+        pairs.endings_of(subject, ("layer", "unheardof"))
+    assert pairs.endings_of(subject, (f"#{endings[0][0]}", "token")) == endings
+    with pytest.raises(ValueError, match="#9999999 is not there: run has"):
+        pairs.endings_of(subject, ("#9999999", "token"))
 
 
 def byte_fallback():
@@ -220,7 +227,8 @@ def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(subject, tmp_
     assert ours.added == pytest.approx(theirs.added, rel=0.02)
     vocabulary = Vocabulary(packed)
     assert vocabulary.entry(5).norms.keys() == {"E"}
-    assert len(vocabulary.neighbours(5)["neighbours"]) == 3
+    *_, found = vocabulary.neighbours(5)
+    assert len(found.texts) == 3
 
 
 def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path):
@@ -229,8 +237,8 @@ def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path):
         lambda: explorer.pair("layer", "token", "every"),
         lambda: explorer.pair("the", "token", "every layer"),
         lambda: explorer.detail(TEXT, 3, 1),
-        lambda: list(explorer.read(LONG, "loss"))[-1],
-        lambda: list(explorer.token(7))[-1],
+        lambda: list(explorer.read(LONG, "loss", Turn()))[-1],
+        lambda: list(explorer.token(7, Turn()))[-1],
     ]
     expected = [question() for question in questions]
     with ThreadPoolExecutor(8) as pool:
@@ -274,10 +282,10 @@ def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):
 def test_what_a_browser_may_send_does_no_harm(subject, tmp_path):
     explorer = Explorer(subject, None, tmp_path)
     for text in "\ud800", None, "x" * 300_000, "\x00":
-        assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, "loss"))
+        assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, "loss", Turn()))
         assert explorer.search(text) is not None
     for place in "1", 1.5, None, -1, 10**9, True:
         assert explorer.detail(TEXT, place, 0) == ""
-        assert list(explorer.token(place)) == []
+        assert list(explorer.token(place, Turn())) == []
     assert explorer.detail(TEXT, 1, 99) == ""
     assert "are not two different single tokens" in explorer.pair("\ud800", "y" * 10**6, "z" * 10**6)

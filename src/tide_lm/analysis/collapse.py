@@ -140,10 +140,13 @@ def watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor], 
 def endings(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[list[int]] | None:
     """The ids of both words after a space, if they differ in their last token alone."""
     first, second = (tokenizer(f" {word}", add_special_tokens=False).input_ids for word in pair)
+    return [first, second] if differ_at_the_end(tokenizer, first, second) else None
+
+
+def differ_at_the_end(tokenizer: PreTrainedTokenizerBase, first: list[int], second: list[int]) -> bool:
     same = len(first) == len(second) and first[:-1] == second[:-1] and first != second
     # A word of several tokens may share all but its last with the other, as " 17" does after a bare space.
-    plain = all(not tokenizer.decode(ids[:-1]).strip() for ids in (first, second))
-    return [first, second] if same and plain else None
+    return same and not tokenizer.decode(first[:-1]).strip()
 
 
 def distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,7 @@
 V vocabulary, K blocks, D hidden, N tokens asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,34 @@ from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
 from tide_lm.stored_memory import StoredMemory
 
-CHUNK = 4096
+CHUNK = 2**19  # numbers of rows that are looked at together, which a CPU's cache holds
 NEIGHBOURS = 10
 
 
-def directions(model: TideForCausalLM, table: int, ids: torch.Tensor) -> torch.Tensor:
-    """Unit rows of E (table 0) or of M_k (table k, from 1), as layers receive them: with their gain.
+def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
+    """Unit rows of E and of every M_k as layers receive them, with their gain: tables x N x D.
 
     The norm before the gain changes no direction.
     """
-    if table == 0:
-        rows_ND = model.get_input_embeddings().weight[ids].float()
+    memory = model.model.memory
+    assert memory is not None
+    if isinstance(memory, StoredMemory):
+        blocks_NKD = memory.rows_of(ids_N).float()
     else:
-        memory = model.model.memory
-        assert memory is not None
-        if isinstance(memory, StoredMemory):  # whose rows come whole
-            rows_ND = memory.rows_of(ids)[:, table - 1]
-        else:
-            rows_ND = memory.weight[ids, table - 1].float() * memory.norm.weight[table - 1].float()
-    if not rows_ND.isfinite().all():
-        name = names(table)[table]
+        blocks_NKD = memory.weight[ids_N].float() * memory.norm.weight.float()
+    embedded_ND = model.get_input_embeddings().weight[ids_N].float()
+    rows_TND = torch.cat([embedded_ND[None], blocks_NKD.transpose(0, 1)])
+    norms_TN = torch.linalg.vector_norm(rows_TND, dim=-1)
+    finite_T = norms_TN.isfinite().all(-1).tolist()
+    if not all(finite_T):
+        name = names(len(finite_T) - 1)[finite_T.index(False)]
         raise ValueError(f"{name} has rows that are not finite: its weights are damaged")
-    return torch.nn.functional.normalize(rows_ND, dim=-1)
+    return rows_TND / norms_TN.clamp(min=torch.finfo(torch.float).tiny)[..., None]
+
+
+def _parts(model: TideForCausalLM, ids_N: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    numbers = model.config.hidden_size * (model.config.num_memory_blocks + 1)
+    return ids_N.split(max(CHUNK // numbers, 1))
 
 
 def names(blocks: int) -> list[str]:
@@ -50,9 +56,9 @@ def distances(subject: Subject) -> dict[str, Any]:
     ids_N = known_ids(subject).to(model.device)
     tables = names(model.config.num_memory_blocks)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
-    for ids in ids_N.split(CHUNK):
-        rows = torch.stack([directions(model, table, ids) for table in range(len(tables))])
-        cosines += torch.einsum("and,bnd->ab", rows, rows).double()
+    for ids in _parts(model, ids_N):
+        rows_TND = directions(model, ids)
+        cosines += torch.einsum("and,bnd->ab", rows_TND, rows_TND).double()
     return {
         "tables": tables,
         "ids": len(ids_N),
@@ -80,25 +86,37 @@ def neighbours(
         members = np.flatnonzero(np.isin(subject.bins.bins_V, list(deciles)))
         chosen = np.sort(generator.permutation(members)[:sample])
         result[name] = _overlap(nearest(model, torch.from_numpy(chosen), candidates))
-    result["words"] = {
-        word: neighbours_of(subject, single_token(subject, word), candidates) for word in words
-    }
+    result["words"] = {}
+    for word in words:
+        id = single_token(subject, word)
+        found = nearest(model, torch.tensor([id]), candidates)
+        result["words"][word] = neighbours_of(subject, id, found[:, 0])
     return result
 
 
-def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> list[np.ndarray]:
-    """For each table, the ids nearest by cosine to each id, itself left out: N x 10."""
-    candidates, ids_N = candidates.to(model.device), ids_N.to(model.device)
-    found = []
-    for table in range(model.config.num_memory_blocks + 1):
-        asked_ND = directions(model, table, ids_N)
-        cosines = torch.cat(
-            [asked_ND @ directions(model, table, part).T for part in candidates.split(CHUNK)], dim=1
-        )
-        cosines[ids_N[:, None] == candidates] = -torch.inf
-        best = cosines.topk(min(NEIGHBOURS, len(candidates) - 1), dim=1).indices
-        found.append(candidates[best].cpu().numpy())
+def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """For each table, the ids nearest by cosine to each id, itself left out: tables x N x 10."""
+    *_, (_, found) = nearest_so_far(model, ids_N, candidates)
     return found
+
+
+def nearest_so_far(
+    model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """As the candidates are searched: how many were, and the nearest among them."""
+    candidates, ids_N = candidates.to(model.device), ids_N.to(model.device)
+    asked_TND = directions(model, ids_N)
+    best = torch.empty(*asked_TND.shape[:2], 0, device=model.device)
+    found, searched = best.long(), 0
+    for part in _parts(model, candidates):
+        cosines = asked_TND @ directions(model, part).mT
+        cosines[:, ids_N[:, None] == part] = -torch.inf
+        best, places = torch.cat([best, cosines], -1).topk(
+            min(NEIGHBOURS, best.shape[-1] + len(part)), dim=-1
+        )
+        found = torch.cat([found, part.expand_as(cosines)], -1).gather(-1, places)
+        searched += len(part)
+        yield searched, found[..., : len(candidates) - 1].cpu()
 
 
 def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
@@ -106,25 +124,22 @@ def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
     return len(first & second) / max(len(first | second), 1)
 
 
-def _overlap(found: list[np.ndarray]) -> dict[str, Any]:
+def _overlap(found_TNn: torch.Tensor) -> dict[str, Any]:
     """By block, Jaccard's index with E's neighbours for each id asked for."""
-    base, *blocks = found
+    base, *blocks = found_TNn.tolist()
     return {
         "ids": len(base),
-        "jaccard": [
-            [jaccard(e, m) for e, m in zip(base.tolist(), block.tolist(), strict=True)] for block in blocks
-        ],
+        "jaccard": [[jaccard(e, m) for e, m in zip(base, block, strict=True)] for block in blocks],
     }
 
 
-@torch.no_grad()
-def neighbours_of(subject: Subject, id: int, candidates: torch.Tensor) -> dict[str, Any]:
+def neighbours_of(subject: Subject, id: int, found_Tn: torch.Tensor) -> dict[str, Any]:
     """Those of one token in E and in each block, and how much of E's each block shares."""
-    found = nearest(subject.tide, torch.tensor([id]), candidates)
+    base, *blocks = found_Tn.tolist()
     return {
         "id": id,
-        "neighbours": [tokenizers.token_texts(subject.tokenizer, table[0].tolist()) for table in found],
-        "jaccard": [jaccard(found[0][0].tolist(), table[0].tolist()) for table in found[1:]],
+        "neighbours": [tokenizers.token_texts(subject.tokenizer, ids) for ids in (base, *blocks)],
+        "jaccard": [jaccard(base, ids) for ids in blocks],
     }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.demo import both_runs
-from tide_lm.cli.listening import check_free
+from tide_lm.cli.listening import LOOPBACK, check_free
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Counts, Memory
 from tide_lm.runs import check_exists
@@ -36,10 +36,12 @@ def command(
     for name in filter(None, (model, compare)):
         check_exists(name)
     check_free(host, port)
-    if host not in ("127.0.0.1", "::1", "localhost"):
+    is_local = host in LOOPBACK
+    if not is_local:
         typer.echo(f"warning: whoever reaches {host} can use this page", err=True)
     from tide_lm.evaluate.subject import open_subject
-    from tide_lm.explore.page import Explorer, build, serve
+    from tide_lm.explore.explorer import Explorer
+    from tide_lm.explore.page import build, serve
 
     subject = open_subject(model, counts=counts, memory=memory, writes=False)
     base = None if compare is None else open_subject(compare, counts=counts, writes=False)
@@ -47,4 +49,5 @@ def command(
     page = build(explorer)
     with working(f"Loading {subject.name}"):
         explorer.warm_up()
-    serve(page, host, port, lambda where: typer.echo(f"{where} (end with Ctrl-C)", err=True))
+    names = LOOPBACK if is_local else ()
+    serve(page, host, port, names, lambda where: typer.echo(f"{where} (end with Ctrl-C)", err=True))

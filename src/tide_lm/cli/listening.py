@@ -2,6 +2,8 @@
 
 import socket
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
 
 def check_free(host: str, port: int) -> None:
     """Before a model is loaded for nothing."""

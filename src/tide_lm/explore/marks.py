@@ -6,13 +6,12 @@ All shades are of one colour that everybody can tell from the page, or of two th
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Any
 
 from tide_lm.analysis.tables import names
 from tide_lm.explore.reading import LIMIT, Detail, Prediction, Reading
-from tide_lm.explore.vocabulary import FOUND, Entry
+from tide_lm.explore.vocabulary import FOUND, Entry, Neighbours
 from tide_lm.report.drawing import PALETTE
 
 WORST = 12.0  # nats, from which on the shade is the darkest
@@ -33,6 +32,11 @@ class Colour(StrEnum):
 def escaped(text: str) -> str:
     """Characters that cannot be seen have a picture or a number."""
     return html.escape("".join(map(_seen, text))).translate(_TEMPLATE)
+
+
+def told(message: str) -> str:
+    """A message, in which `this` is code."""
+    return re.sub("&#96;(.*?)&#96;", r"<code>\1</code>", escaped(message))
 
 
 def _word(text: str) -> str:
@@ -145,7 +149,7 @@ def detail(reading: Reading, place: int, found: Detail, has_values: bool) -> str
         slots = [*names(len(found.weights[0]) - 1)[1:], "null"]
         rows = []
         for layer, weights in enumerate(found.weights):
-            bars = "".join(map(_slot, slots, weights, range(len(slots))))
+            bars = "".join(map(_slot, slots, range(len(slots)), weights))
             share = found.added[layer] / found.state[layer] if found.state[layer] else 0.0
             numbers = [*weights, found.added[layer], found.state[layer], share]
             bar = f'<span class="bar" aria-hidden="true">{bars}</span>'
@@ -156,7 +160,8 @@ def detail(reading: Reading, place: int, found: Detail, has_values: bool) -> str
         )
         if has_values:
             caption += " What it adds to attention's values is not counted."
-        heads = ["layer", "weights", *slots, "memory", "state", "memory / state"]
+        keys = [_slot(name, slot) + name for slot, name in enumerate(slots)]
+        heads = ["layer", "weights", *keys, "memory", "state", "memory / state"]
         parts.append(table(caption, heads, rows))
     columns = "".join(_predictions(title, words) for title, words in found.predictions.items())
     parts.append(f'<h3>What is predicted to follow</h3><div class="columns">{columns}</div>')
@@ -167,12 +172,11 @@ def _heading(text: str, said: str) -> str:
     return f'<h2 class="token">{_word(text)}</h2>{status(escaped(said))}'
 
 
-def _slot(name: str, weight: float, slot: int) -> str:
+def _slot(name: str, slot: int, weight: float | None = None) -> str:
+    """A part of a bar, or the key to it."""
     kind = "slot null" if name == "null" else "slot"
-    colour = PALETTE[slot % len(PALETTE)]
-    return (
-        f'<i class="{kind}" style="--share:{weight:.4f};--colour:{colour}" title="{name} {weight:.3f}"></i>'
-    )
+    size = "" if weight is None else f';--share:{weight:.4f}" title="{name} {weight:.3f}'
+    return f'<i class="{kind}" style="--colour:{PALETTE[slot % len(PALETTE)]}{size}"></i>'
 
 
 def _predictions(title: str, words: Iterable[Prediction]) -> str:
@@ -181,8 +185,8 @@ def _predictions(title: str, words: Iterable[Prediction]) -> str:
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already."""
-    head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in heads)
+    """Heads and cells are HTML already."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
         for first, *cells in rows
@@ -222,13 +226,23 @@ def entry(one: Entry) -> str:
     )
 
 
-def neighbours(found: Mapping[str, Any]) -> str:
-    """The nearest in E and in each block side by side, as `analysis.tables.neighbours_of` finds them."""
-    tables = found["neighbours"]
+def neighbours(found: Neighbours) -> str:
+    """The nearest in E and in each block side by side."""
     rows = [
-        [str(rank + 1), *(f"<code>{_word(words[rank])}</code>" for words in tables)]
-        for rank in range(len(tables[0]))
+        [str(rank + 1), *(f"<code>{_word(words[rank])}</code>" for words in found.texts)]
+        for rank in range(len(found.texts[0]))
     ]
-    rows.append(["overlap with E", "", *(f"{overlap:.3f}" for overlap in found["jaccard"])])
+    rows.append(["overlap with E", "", *(f"{overlap:.3f}" for overlap in found.jaccard)])
     caption = "Nearest tokens by cosine, and Jaccard's index of each block's with those of E"
-    return table(caption, ["nearest", *names(len(tables) - 1)], rows)
+    so_far = (
+        status(f"Of {found.searched:,} of {found.candidates:,} tokens so far:")
+        if found.searched < found.candidates
+        else ""
+    )
+    return so_far + table(caption, ["nearest", *names(len(found.texts) - 1)], rows)
+
+
+def pair(ids: Sequence[int], texts: Sequence[str]) -> str:
+    """Which tokens are compared."""
+    words = [f"<code>{_word(text)}</code> (#{id})" for id, text in zip(ids, texts, strict=True)]
+    return status(" and ".join(words))

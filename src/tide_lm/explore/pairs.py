@@ -3,29 +3,42 @@
 import torch
 from transformers import PreTrainedModel
 
-from tide_lm.analysis.collapse import distance_and_norm, endings, last_states
+from tide_lm.analysis.collapse import differ_at_the_end, distance_and_norm, last_states
 from tide_lm.evaluate.subject import Subject
+from tide_lm.explore.vocabulary import numbered
 
 LONGEST = 256  # tokens of a template, the last ones
 
 
-@torch.no_grad()
-def distances(subject: Subject, words: tuple[str, str], template: str) -> dict[str, list[float]]:
-    """By layer: the distance of both states over their mean norm; with memory and without, if there is one.
-
-    The template ends where the words stand, so that nothing else differs.
-    """
-    tokenizer = subject.tokenizer
-    found = endings(tokenizer, words)
-    if found is None:
-        counts = " and ".join(str(len(tokenizer(f" {word}").input_ids)) for word in words)
+def endings_of(subject: Subject, words: tuple[str, str]) -> list[list[int]]:
+    """The ids of both, a word's after a space, `#7`'s its own: they differ in the last alone."""
+    first, second = (_ids(subject, word) for word in words)
+    if not differ_at_the_end(subject.tokenizer, first, second):
         raise ValueError(
             f"{words[0]!r} and {words[1]!r}, with a space before them, are not two different single tokens "
-            f"of {subject.name}'s tokenizer (it has {counts} for them): choose others"
+            f"of {subject.name}'s tokenizer (it has {len(first)} and {len(second)} for them): choose others"
         )
+    return [first, second]
+
+
+def _ids(subject: Subject, word: str) -> list[int]:
+    if (id := numbered(word)) is None:
+        return subject.tokenizer(f" {word}", add_special_tokens=False).input_ids
+    if id >= subject.vocabulary:
+        raise ValueError(f"{word} is not there: {subject.name} has {subject.vocabulary:,} tokens, from #0 on")
+    return [id]
+
+
+@torch.no_grad()
+def distances(subject: Subject, endings: list[list[int]], template: str) -> dict[str, list[float]]:
+    """By layer: the distance of both states over their mean norm; with memory and without, if there is one.
+
+    The template ends where the tokens stand, so that nothing else differs.
+    """
+    tokenizer = subject.tokenizer
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prefix = tokenizer(template, add_special_tokens=False).input_ids[-LONGEST:]
-    ids_WT = torch.tensor([start + prefix + ending for ending in found])
+    ids_WT = torch.tensor([start + prefix + ending for ending in endings])
     if not subject.has_memory:
         return {"": _distance(subject.model, ids_WT)}
     layers = list(range(subject.config.num_hidden_layers))

@@ -1,8 +1,8 @@
 """The tokens of a model: found by what they say, with their rows and neighbours."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -15,6 +15,12 @@ FOUND = 100  # at most, of a search
 _DIGITS = 9  # of an id
 
 
+def numbered(words: str) -> int | None:
+    """The id that `#7` names."""
+    named = words.startswith("#") and words[1:].isdecimal() and len(words) <= _DIGITS
+    return int(words[1:]) if named else None
+
+
 @dataclass(frozen=True)
 class Entry:
     """A token. `norms` are of its rows as trained, by table; of a packed model, E's alone."""
@@ -24,6 +30,16 @@ class Entry:
     count: int | None
     decile: int | None
     norms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest among so many of the candidates, as `analysis.tables.neighbours_of` tells them."""
+
+    searched: int
+    candidates: int
+    texts: list[list[str]]
+    jaccard: list[float]
 
 
 class Vocabulary:
@@ -43,8 +59,8 @@ class Vocabulary:
 
     def search(self, words: str) -> tuple[list[int], int]:
         """Ids of tokens that hold the words, the shortest first, or the id `#7`; and how many there are."""
-        if words.startswith("#") and words[1:].isdecimal() and len(words) <= _DIGITS:
-            found = [int(words[1:])] if int(words[1:]) < len(self.texts) else []
+        if (id := numbered(words)) is not None:
+            found = [id] if id < len(self.texts) else []
             return found, len(found)
         wanted = words.lower()
         ids = [id for id, text in enumerate(self._lowered) if wanted and wanted in text]
@@ -71,6 +87,10 @@ class Vocabulary:
     def _candidates(self) -> torch.Tensor:
         return tables.known_ids(self.subject)
 
-    def neighbours(self, id: int) -> dict[str, Any]:
-        """In E and in each block, with Jaccard's index of each block with E (see analysis.tables)."""
-        return tables.neighbours_of(self.subject, id, self._candidates)
+    @torch.no_grad()
+    def neighbours(self, id: int) -> Iterator[Neighbours]:
+        """In E and in each block, as they are found."""
+        candidates = self._candidates
+        for searched, found in tables.nearest_so_far(self.subject.tide, torch.tensor([id]), candidates):
+            told = tables.neighbours_of(self.subject, id, found[:, 0])
+            yield Neighbours(searched, len(candidates), told["neighbours"], told["jaccard"])

@@ -1,0 +1,240 @@
+"""What is asked of a model, answered with HTML."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tide_lm.evaluate.subject import Subject
+from tide_lm.explore import marks, pairs
+from tide_lm.explore.marks import Colour
+from tide_lm.explore.reading import Reader
+from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
+from tide_lm.report.figure import Figure, Panel
+from tide_lm.report.results import DamagedError, MissingError, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = ("routing", "layer-drop", "distances", "footprint", "bits", "ranks")
+SAMPLE = "The tide comes in twice a day, and the mutex is released before the kernel returns 42."
+LONGEST, LONGEST_WORD = 100_000, 2_000  # characters
+_BETWEEN = 0.5  # seconds from one state of the page to the next, which has all tokens again
+
+
+@dataclass
+class Turn:
+    """What a visitor has asked: no longer of use once he stops it, or has asked something else."""
+
+    stopped: bool = False
+    replaced: bool = False
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """What is looked into, and where its results are; each method answers one question with HTML.
+
+    Visitors ask at the same time: models, and matplotlib's style, are used by one at a time.
+    """
+
+    subject: Subject
+    base: Subject | None
+    results: Path
+    _drawn: dict[Any, str] = field(default_factory=dict)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.subject, self.base)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.subject)
+
+    @cached_property
+    def names(self) -> tuple[str, str | None]:
+        """Of both models; by their paths where that tells them apart."""
+        if self.base is None:
+            return self.subject.name, None
+        same = self.base.name == self.subject.name
+        return (self.subject.path, self.base.path) if same else (self.subject.name, self.base.name)
+
+    @property
+    def layers(self) -> range:
+        return range(self.subject.config.get_text_config().num_hidden_layers)
+
+    @property
+    def colours(self) -> list[Colour]:
+        """Those that tell something of this model."""
+        absent = set() if self.base else {Colour.gain}
+        absent |= set() if self.subject.frequencies else {Colour.decile}
+        absent |= set() if self.subject.has_memory else {Colour.drawn}
+        return [colour for colour in Colour if colour not in absent]
+
+    def warm_up(self) -> None:
+        """So that the first click is as fast as others."""
+        for _ in self.read(SAMPLE, Colour.loss, Turn()):
+            self.detail(SAMPLE, 0, 0)
+        self.search("a")
+        self.model()
+
+    def read(self, text: str, colour: str, turn: Turn) -> Iterator[tuple[str, str, str]]:
+        """The text that is shown, its summary and its tokens, as it is read."""
+        text, shown = _cleaned(text, LONGEST), time.monotonic()
+        for reading in self.reader.read(text):
+            if turn.replaced:
+                return
+            is_read = reading.done == len(reading.ids)
+            stopped = turn.stopped and not is_read
+            if is_read or stopped or time.monotonic() - shown >= _BETWEEN:
+                shown = time.monotonic()
+                summary = marks.summary(reading, Colour(colour), *self.names, stopped)
+                yield text, summary, marks.tokens(reading, Colour(colour))
+            if stopped:
+                return
+
+    def shade(self, text: str | None, colour: str, chosen: int | None) -> tuple[str, str]:
+        """The summary and the tokens of a text as far as it was read, in another colour."""
+        if text is None:
+            return "", ""
+        reading = self.reader.begin(text)
+        summary = marks.summary(reading, Colour(colour), *self.names)
+        return summary, marks.tokens(reading, Colour(colour), chosen)
+
+    def detail(self, text: str | None, place: Any, layer: int) -> str:
+        if text is None or type(place) is not int:
+            return ""
+        reading = self.reader.begin(text)
+        if not 0 <= place < len(reading.ids) or layer not in self.layers:
+            return ""
+        has_values = bool(getattr(self.subject.config, "memory_values", False))
+        return marks.detail(reading, place, self.reader.detail(text, place, layer), has_values)
+
+    def search(self, words: str) -> str:
+        words = _cleaned(words, LONGEST_WORD)
+        if not words:
+            return ""
+        ids, total = self.vocabulary.search(words)
+        return marks.found_tokens({id: self.vocabulary.texts[id] for id in ids}, total)
+
+    def token(self, id: Any, turn: Turn) -> Iterator[str]:
+        """Its numbers at once, and its neighbours as they are found."""
+        if type(id) is not int or not 0 <= id < self.subject.vocabulary:
+            return
+        with self.reader.lock:
+            about = marks.entry(self.vocabulary.entry(id))
+        yield about
+        if not self.subject.has_memory:
+            return
+        search, shown = self.vocabulary.neighbours(id), time.monotonic()
+        while not (turn.stopped or turn.replaced):
+            with self.reader.lock:
+                found = next(search, None)
+            if found is None:
+                return
+            if found.searched == found.candidates or time.monotonic() - shown >= _BETWEEN:
+                shown = time.monotonic()
+                yield about + marks.neighbours(found)
+
+    def pair(self, first: str, second: str, template: str) -> str:
+        words = _cleaned(first, LONGEST_WORD).strip(), _cleaned(second, LONGEST_WORD).strip()
+        with self.reader.lock:
+            try:
+                endings = pairs.endings_of(self.subject, words)
+                lines = self._distances(endings, _cleaned(template, LONGEST))
+            except ValueError as error:
+                return marks.status(marks.escaped(str(error)))
+            drawn = inline_svg(_lines(lines), "pair")
+        ids = [ending[-1] for ending in endings]
+        said = marks.pair(ids, [self.vocabulary.texts[id] for id in ids])
+        rows = [
+            [str(layer), *("" if value is None else f"{value:.4f}" for value in values)]
+            for layer, values in enumerate(zip_longest(*lines.values()))
+        ]
+        caption = "By layer: the distance of the two states over their mean norm"
+        return said + drawn + marks.table(caption, ["layer", *map(marks.escaped, lines)], rows)
+
+    def _distances(self, endings: list[list[int]], template: str) -> dict[str, list[float]]:
+        lines: dict[str, list[float]] = {}
+        for subject, name in zip((self.subject, self.base), self.names, strict=True):
+            if subject is not None:
+                found = pairs.distances(subject, endings, template)
+                lines |= {_of(kind, name or "", subject is self.base): line for kind, line in found.items()}
+        return lines
+
+    @property
+    def about(self) -> str:
+        """What the page speaks of."""
+        name, other = self.names
+        blocks = getattr(self.subject.config, "num_memory_blocks", 0)
+        said = f"{len(self.layers)} layers"
+        if blocks:
+            said += (
+                f"; memory: {blocks} tables, M1 to M{blocks}, with a row for each token, beside the "
+                "embedding E. In each layer a router weighs a token's rows, and a null bank that adds nothing"
+            )
+        said += f". Compared with {other}." if other else "."
+        return f"<h1>{marks.escaped(name)}</h1><p>{marks.escaped(said)}</p>"
+
+    def model(self) -> str:
+        """The run's figures, and how to make those that are missing; drawn again when results change."""
+        paths = sorted((self.results / "results").glob("*.json"))
+        state = tuple((path.name, path.stat().st_mtime_ns) for path in paths)
+        with self.reader.lock:
+            if state not in self._drawn:
+                self._drawn.clear()
+                self._drawn[state] = self._figures()
+            return self._drawn[state]
+
+    def _figures(self) -> str:
+        run = Run(self.results, self.subject.name, 0)
+        whose = f"From the results in {self.results}."
+        if self.subject.step is not None:
+            whose += f" They are of the run's last model, not of step {self.subject.step}."
+        parts, absent = [marks.status(marks.escaped(whose))], []
+        for name in SHOWN:
+            figure = FIGURES[name]
+            try:
+                parts.append(_figure(figure, run))
+            except (MissingError, DamagedError) as error:
+                absent.append(f"<li>{marks.escaped(figure.title)}: {marks.told(str(error))}</li>")
+        if absent:
+            parts.append(f"<h2>Not there yet</h2><ul>{''.join(absent)}</ul>")
+        return "".join(parts)
+
+
+def _cleaned(text: Any, longest: int) -> str:
+    """What a browser sent, as text that a tokenizer bears."""
+    return str(text or "")[:longest].encode("utf-8", "replace").decode("utf-8")
+
+
+def _of(kind: str, name: str, of_base: bool) -> str:
+    """A line's name: with or without memory, or the model's."""
+    return f"{name}, {kind}" if kind and of_base else kind or name
+
+
+def _figure(figure: Figure, run: Run) -> str:
+    if missing := figure.missing(run):
+        raise MissingError(missing)
+    with figure.naming([run]):
+        panels = [inline_svg(panel, f"{figure.name}-{at}") for at, panel in enumerate(figure.panels([run]))]
+    says = f"<h2>{marks.escaped(figure.title)}</h2><p>{marks.escaped(figure.says)}</p>"
+    return f'{says}<div class="panels">{"".join(panels)}</div>'
+
+
+def _lines(lines: dict[str, list[float]]) -> Panel:
+    def draw(axes: "Axes") -> None:
+        for number, (name, values) in enumerate(lines.items()):
+            axes.plot(values, color=PALETTE[number], marker=MARKERS[number], label=name)
+        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel("layer")
+        axes.set_ylabel("distance / norm")
+        axes.set_ylim(bottom=0)
+        legend(axes)
+
+    ends = ", ".join(f"{name} {values[-1]:.3f}" for name, values in lines.items())
+    return Panel("Distance by layer", f"After the last layer: {ends}.", draw)
