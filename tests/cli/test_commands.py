@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -178,8 +179,27 @@ def test_demo_trains_both_models_and_writes_its_numbers(demo_run):
     assert both_runs(str(run)) == (str(run / "tide"), str(run / "base"))  # for `tide-lm explore runs/demo`
     assert both_runs(str(run / "tide")) is None
     page = (run / "report" / "index.html").read_text()
-    for figure in ("norms", "collapse", "separation", "routing", "layer-drop", "distances", "neighbours"):
+    figures = ["norms", "collapse", "separation", "routing", "layer-drop", "distances", "neighbours"]
+    for figure in [*figures, "bits", "ranks"]:
         assert f'id="{figure}"' in page, figure
+
+
+def test_pictures_are_taken_of_the_demos_pages(demo_run, tmp_path):
+    from PIL import Image
+
+    from studies import pictures
+
+    pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
+    pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
+    if shutil.which("chromium") is None and shutil.which("chromium-browser") is None:
+        pytest.skip("chromium is missing: apt-get install chromium")
+    pictures.take(demo_run[0], tmp_path, lambda line: None)
+    shown = Path(pictures.__file__).parents[1] / "docs" / "pictures"
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in shown.iterdir()}
+    for path in tmp_path.iterdir():
+        picture = Image.open(path)
+        assert picture.width == pictures.WIDTH
+        assert len(picture.getcolors()) > 20  # something is drawn
 
 
 def test_the_demos_held_out_text_is_not_in_its_training_text(demo_run):

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -33,21 +34,16 @@ def run(trained, tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module")
-def port():
+@contextmanager
+def explored(log, *arguments):
+    """The real server, in a process of its own; in the end it is stopped as a person would."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def address(run, base_run, port, tmp_path_factory):
-    """The real server, in a process of its own; in the end it is stopped as a person would."""
-    log = tmp_path_factory.mktemp("log") / "log"
-    command = [sys.executable, "-m", "tide_lm", "explore", str(run), "--compare", str(base_run)]
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tide_lm", "explore", *map(str, arguments), "--port", str(port)]
     careless = {**os.environ, "GRADIO_ALLOWED_PATHS": "/"}
     with log.open("w") as out:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out, env=careless)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=careless)
     given_up = time.monotonic() + 120
     while True:
         assert process.poll() is None, log.read_text()
@@ -63,12 +59,19 @@ def address(run, base_run, port, tmp_path_factory):
     assert "Traceback" not in log.read_text()
 
 
+@pytest.fixture(scope="module")
+def address(run, base_run, tmp_path_factory):
+    with explored(tmp_path_factory.mktemp("log") / "log", run, "--compare", base_run) as address:
+        yield address
+
+
 @pytest.fixture
-def visit(browser, address, tmp_path):
+def visit(browser, request, tmp_path):
     """Opens the page; fails if it complained, or asked for anything of another host."""
     said, asked, contexts = [], [], []
 
-    def open_page(width=1200, scheme="light"):
+    def open_page(width=1200, scheme="light", address=None):
+        address = address or request.getfixturevalue("address")
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
@@ -88,9 +91,8 @@ def visit(browser, address, tmp_path):
     for context in contexts:
         context.close()
     assert said == []
-    assert {url.split("/")[2] for url in asked if not url.startswith(("data:", "blob:"))} == {
-        address.removeprefix("http://")
-    }
+    hosts = {url.split("/")[2] for url in asked if not url.startswith(("data:", "blob:"))}
+    assert {host.split(":")[0] for host in hosts} == {"127.0.0.1"}
 
 
 def read(page, text, tokens=None):
@@ -251,6 +253,62 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(visit, scheme):
     assert (light < 200, dim < 200) == ((True, False) if scheme == "dark" else (False, True))
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_can_be_read_on_the_darkest_shade(visit, scheme):
+    page = visit(scheme=scheme)
+    token = page.locator(".tokens button").nth(1)
+    for kind in "more", "less":
+        ink, shade, behind = token.evaluate(
+            """(one, kind) => {
+                one.className = kind;
+                one.style.setProperty("--share", 1);
+                const look = getComputedStyle(one);
+                return [look.color, look.backgroundColor, getComputedStyle(document.body).backgroundColor];
+            }""",
+            kind,
+        )
+        (*ink, _), (*shade, share), (*behind, _) = (parts(colour) for colour in (ink, shade, behind))
+        mixed = [share * over + (1 - share) * under for over, under in zip(shade, behind, strict=True)]
+        light, dark = sorted((luminance(ink), luminance(mixed)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) > 4.5  # as WCAG asks of text
+
+
+def parts(colour):
+    """Red, green, blue of 255 and the opacity, of what a browser calls a colour."""
+    numbers = [float(part) for part in re.findall(r"[\d.]+", colour)]
+    return [*numbers, 1.0] if len(numbers) == 3 else numbers
+
+
+def luminance(colour):
+    linear = [
+        (part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4) for part in colour
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_model, tokenizer, tmp_path):
+    folder = tmp_path / "many"
+    tiny_model(vocab_size=len(tokenizer), num_memory_blocks=24).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with explored(tmp_path / "log", folder) as address:
+        page = visit(390, address=address)
+        assert page.get_by_role("radio").count() == 2  # neither deciles nor another model
+        page.locator(".tokens button").nth(5).click()
+        page.get_by_text("What is predicted to follow").wait_for()
+        heads = page.get_by_role("table", name=re.compile("^By layer")).locator("thead th").all_inner_texts()
+        assert heads[2:-3] == [*(f"M{block}" for block in range(1, 25)), "null"]
+        page.kept("many-text")
+        page.get_by_role("tab", name="Tokens").click()
+        page.get_by_label("Search tokens").fill("#7")
+        page.locator(".found button").click()
+        page.get_by_text("overlap with E").wait_for()
+        page.kept("many-tokens")
+        page.get_by_role("tab", name="Model").click()
+        page.get_by_text("Not there yet").wait_for()
+        assert page.locator("svg.panel").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -299,6 +357,29 @@ def test_long_work_can_be_stopped(visit):
     page.get_by_text(f"{LIMIT:,} of {LIMIT:,} tokens read").wait_for()
 
 
+def test_what_is_asked_last_is_answered(visit):
+    page = visit()
+    read(page, "a context that no test has read. " * 3000)
+    page.get_by_text(f"of {LIMIT:,} tokens read").wait_for()
+    read(page, "every layer knows", 3)
+    buttons = page.locator(".tokens button")
+    for place in 1, 3, 2:
+        buttons.nth(place).click()
+    page.get_by_role("heading", name="␣layer").wait_for()
+    page.wait_for_timeout(1500)
+    assert "3 of 3 tokens read" in page.get_by_text("tokens read").inner_text()
+    assert page.locator("button[aria-pressed='true']").get_attribute("data-place") == "2"
+    assert page.get_by_role("heading", name="␣layer").count() == 1
+    page.get_by_role("tab", name="Tokens").click()
+    page.get_by_label("Search tokens").fill("e")
+    found = page.locator(".found button")
+    found.first.wait_for()
+    for place in range(3):
+        found.nth(place).click()
+    page.wait_for_timeout(1500)
+    assert f"id {found.nth(2).get_attribute('data-place')}," in page.get_by_text("occurrences").inner_text()
+
+
 def test_two_visitors_at_once_see_their_own(visit):
     one, other = visit(), visit()
     for page, text in (one, "every layer"), (other, "the token"):
@@ -334,19 +415,24 @@ def test_no_file_is_served(address, run, path):
     assert b"secret" not in answer
 
 
-def test_nothing_can_be_put_there_and_no_other_machine_is_answered(address, port):
+def test_nothing_can_be_put_there_and_no_other_machine_is_answered(address):
     body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\nsome\r\n--x--\r\n'
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(f"{address}/gradio_api/upload", body, headers))
     assert refused.value.code == 413
+    port = int(address.rsplit(":", 1)[1])
+    with pytest.raises(urllib.error.HTTPError) as refused:  # a name that someone has lead here
+        urllib.request.urlopen(urllib.request.Request(address, headers={"Host": f"elsewhere.example:{port}"}))
+    assert refused.value.code == 400
     if sys.platform == "linux":  # where all of 127.0.0.0/8 is this machine
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port)).close()
 
 
-def test_a_place_that_is_taken_is_told_before_anything_is_loaded(address, run, port):
-    command = [sys.executable, "-m", "tide_lm", "explore", str(run), "--port", str(port)]
+def test_a_place_that_is_taken_is_told_before_anything_is_loaded(address, run):
+    port = address.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "tide_lm", "explore", str(run), "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"error: 127.0.0.1:{port} cannot be listened at (Address already in use" in done.stderr

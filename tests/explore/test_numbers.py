@@ -279,6 +279,58 @@ def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):
     assert "with memory" not in explorer.pair("layer", "token", "every")
 
 
+def test_a_model_of_another_family_without_special_tokens_has_a_page_too(tokenizer, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    bare = copy.deepcopy(tokenizer)
+    bare.bos_token = bare.eos_token = None
+    bare.save_pretrained(tmp_path / "gpt2")
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(bare), n_embd=32, n_layer=2, n_head=2)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    subject = open_subject(str(tmp_path / "gpt2"), writes=False)
+    explorer = Explorer(subject, None, tmp_path)
+    explorer.warm_up()
+    *_, found = explorer.reader.read(TEXT)
+    assert "".join(found.texts) == TEXT
+    assert (found.losses[0], found.of_text, len(found.ids)) == (None, 5, 5)
+    *_, nothing = explorer.read("", "loss", Turn())
+    assert "There is nothing to read" in nothing[1]
+    assert explorer.pair("layer", "token", "").count('scope="row"') == 2
+    assert "decile" not in list(explorer.token(7, Turn()))[-1].replace("no decile", "")
+
+
+def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(subject, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 1)  # one token at a time
+    monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
+    explorer = Explorer(subject, None, tmp_path)
+    whole = list(explorer.token(7, Turn()))
+    assert "Nearest" not in whole[0]
+    total = len(subject.bins.counts_V.nonzero()[0])
+    assert len(whole) == total + 1
+    assert f"Of 5 of {total} tokens so far" in whole[5]
+    assert "so far" not in whole[-1]
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 2**19)
+    assert whole[-1] == list(explorer.token(7, Turn()))[-1]
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 1)
+    for change in "stopped", "replaced":
+        turn = Turn()
+        answers = explorer.token(7, turn)
+        some = [next(answers) for _ in range(4)]
+        setattr(turn, change, True)
+        assert list(answers) == []
+        assert "Of 3 of" in some[-1]
+
+
+def test_a_reading_that_is_replaced_says_no_more(subject, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
+    turn = Turn()
+    answers = Explorer(subject, None, tmp_path).read(LONG, "loss", turn)
+    next(answers)
+    turn.replaced = True
+    assert list(answers) == []
+
+
 def test_what_a_browser_may_send_does_no_harm(subject, tmp_path):
     explorer = Explorer(subject, None, tmp_path)
     for text in "\ud800", None, "x" * 300_000, "\x00":

@@ -17,6 +17,12 @@ from tide_lm.cli.progress import training_progress, working
 from tide_lm.run_config import RunConfig
 
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
+FORMS = [
+    "8 bits",
+    "4 bits",
+    "2 bits",
+    *(f"16 bits, rank {rank}{joint}" for joint in ("", ", joint") for rank in (0.7, 0.3)),
+]
 
 
 def command(
@@ -114,18 +120,21 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
 def _look_into(run: Path) -> list[float | None]:
     """Analyses of both models for the report; returns the null bank's weight in TIDE's last layer."""
     from tide_lm.cli.analyze import Options, What, analyze
+    from tide_lm.cli.compress import on_forms
     from tide_lm.cli.texts import Reading
     from tide_lm.evaluate.subject import open_subject
 
     both = [What.norms, What.updates, What.gradients, What.collapse, What.footprint]
     more = [What.routing, What.layer_drop, What.distances, What.neighbours]
-    options = Options(Reading(window=128, stride=128, batch=32))
+    reading = Reading(window=128, stride=128, batch=32)
+    options = Options(reading)
     found = {}
     for kind in PRESETS:
         subject = open_subject(str(run / kind))
         for what in both + (more if kind == "tide" else []):
             with working(f"Looking at {what} of {kind}") as tell:
                 found[what] = analyze(what, subject, options, tell)
+    on_forms(str(run / "tide"), None, None, reading, FORMS)
     return [row and row[-1] for row in found[What.routing]["by_layer"][-1][:-1]]
 
 

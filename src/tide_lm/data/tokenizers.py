@@ -93,7 +93,9 @@ def _decoded(tokenizer: "PreTrainedTokenizerFast", sequences: Iterable[Sequence[
     """Each behind another token, since some decoders drop a space at the beginning."""
     anchor = tokenizer("a", add_special_tokens=False).input_ids[-1:]
     before = tokenizer.decode(anchor)
-    found = tokenizer.batch_decode([[*anchor, *ids] for ids in sequences], clean_up_tokenization_spaces=False)
+    anchored = [[*anchor, *ids] for ids in sequences]
+    # Of no sequence `batch_decode` makes one text.
+    found = tokenizer.batch_decode(anchored, clean_up_tokenization_spaces=False) if anchored else []
     return [text.removeprefix(before) for text in found]
 
 

@@ -111,7 +111,8 @@ def build(explorer: Explorer) -> "Blocks":
                 max_length=LONGEST_WORD,
             )
             found = show(js_on_load=script)
-            halt = gr.Button("Stop", size="sm", visible=explorer.subject.has_memory)
+            with gr.Row():
+                halt = gr.Button("Stop", size="sm", scale=0, visible=explorer.subject.has_memory)
             card, looks = show(), Turns()
             words.change(told(explorer.search), words, found, trigger_mode="always_last", **private)
 
