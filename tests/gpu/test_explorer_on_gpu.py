@@ -1,0 +1,56 @@
+"""The explorer says of a model on a GPU what it says of it on a CPU."""
+
+import pytest
+import torch
+
+from tide_lm.analysis.tables import distances
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.config import Place, Residence
+from tide_lm.evaluate.subject import open_subject
+from tide_lm.explore import pairs
+from tide_lm.explore.explorer import Explorer, Turn
+from tide_lm.explore.reading import Reader
+from tide_lm.explore.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+TEXT = "the context of the token beneath the layer. " * 6
+
+
+@pytest.fixture(params=["as trained", *Place])
+def subjects(request, trained, tmp_path):
+    """One model on each."""
+    model, memory = trained, None
+    if request.param != "as trained":
+        subject = open_subject(str(trained))
+        model, memory = tmp_path / "packed", Residence(request.param)
+        pack(subject.model, model, Form(8))
+        subject.tokenizer.save_pretrained(model)
+    on_gpu, on_cpu = (open_subject(str(model), memory=memory, writes=False) for _ in range(2))
+    on_cpu.model.cpu()
+    assert (on_gpu.model.device.type, on_cpu.model.device.type) == ("cuda", "cpu")
+    return on_gpu, on_cpu
+
+
+def test_a_text_a_token_and_a_pair(subjects, tmp_path):
+    (*_, ours), (*_, theirs) = (Reader(subject).read(TEXT) for subject in subjects)
+    assert ours.losses[1:] == pytest.approx(theirs.losses[1:], abs=1e-3)
+    assert ours.drawn == pytest.approx(theirs.drawn, abs=1e-3)
+    ours, theirs = (Reader(subject).detail(TEXT, 40, 1) for subject in subjects)
+    assert ours.added == pytest.approx(theirs.added, rel=1e-2)
+    assert ours.state == pytest.approx(theirs.state, rel=1e-2)
+    for name, words in theirs.predictions.items():
+        found = [one.probability for one in ours.predictions[name]]
+        assert found == pytest.approx([one.probability for one in words], abs=1e-3)
+    (*_, ours), (*_, theirs) = (Vocabulary(subject).neighbours(7) for subject in subjects)
+    assert ours.texts[0] == theirs.texts[0]
+    assert ours.jaccard == pytest.approx(theirs.jaccard, abs=0.2)  # a near tie may fall otherwise
+    ours, theirs = (torch.tensor(distances(subject)["distance"]) for subject in subjects)
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
+    endings = pairs.endings_of(subjects[0], ("layer", "token"))
+    ours, theirs = (pairs.distances(subject, endings, "every") for subject in subjects)
+    for name, line in theirs.items():
+        assert ours[name] == pytest.approx(line, abs=1e-2)
+    explorer = Explorer(subjects[0], subjects[1], tmp_path)
+    explorer.warm_up()
+    assert "overlap with E" in list(explorer.token(7, Turn()))[-1]
