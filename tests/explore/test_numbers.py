@@ -174,17 +174,20 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
 
 def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
     words = "layer", "token"
-    endings = pairs.endings_of(subject, words)
+    endings = pairs.endings_of(subject.tokenizer, words, subject.vocabulary)
     found = pairs.distances(subject, endings, "every")
     expected = category(subject.model, subject.tokenizer, [words], ["every"], 0.1)["relative"][0]
     assert found["with memory"] == pytest.approx(expected, abs=1e-6)
     assert found["without memory"] != pytest.approx(expected, abs=1e-3)
     assert [len(line) for line in pairs.distances(base, endings, "every").values()] == [len(expected)]
     with pytest.raises(ValueError, match="are not two different single tokens"):
-        pairs.endings_of(subject, ("layer", "unheardof"))
-    assert pairs.endings_of(subject, (f"#{endings[0][0]}", "token")) == endings
-    with pytest.raises(ValueError, match="#9999999 is not there: run has"):
-        pairs.endings_of(subject, ("#9999999", "token"))
+        pairs.endings_of(subject.tokenizer, ("layer", "unheardof"), subject.vocabulary)
+    by_id = f"#{endings[0][0]}"
+    assert pairs.endings_of(subject.tokenizer, (by_id, "token"), subject.vocabulary) == endings
+    with pytest.raises(ValueError, match=f"{by_id} is not there: of {endings[0][0]} tokens"):
+        pairs.endings_of(subject.tokenizer, (by_id, "token"), endings[0][0])
+    with pytest.raises(ValueError, match="are not two different single tokens: they are 1 and 1"):
+        pairs.endings_of(subject.tokenizer, (by_id, by_id), subject.vocabulary)
 
 
 def byte_fallback():
@@ -237,7 +240,7 @@ def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path):
         lambda: explorer.pair("layer", "token", "every"),
         lambda: explorer.pair("the", "token", "every layer"),
         lambda: explorer.detail(TEXT, 3, 1),
-        lambda: list(explorer.read(LONG, "loss", Turn()))[-1],
+        lambda: list(explorer.read(LONG, Turn()))[-1],
         lambda: list(explorer.token(7, Turn()))[-1],
     ]
     expected = [question() for question in questions]
@@ -294,7 +297,7 @@ def test_a_model_of_another_family_without_special_tokens_has_a_page_too(tokeniz
     *_, found = explorer.reader.read(TEXT)
     assert "".join(found.texts) == TEXT
     assert (found.losses[0], found.of_text, len(found.ids)) == (None, 5, 5)
-    *_, nothing = explorer.read("", "loss", Turn())
+    *_, nothing = explorer.read("", Turn())
     assert "There is nothing to read" in nothing[1]
     assert explorer.pair("layer", "token", "").count('scope="row"') == 2
     assert "decile" not in list(explorer.token(7, Turn()))[-1].replace("no decile", "")
@@ -308,25 +311,30 @@ def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(subject, tmp_pat
     assert "Nearest" not in whole[0]
     total = len(subject.bins.counts_V.nonzero()[0])
     assert len(whole) == total + 1
-    assert f"Of 5 of {total} tokens so far" in whole[5]
-    assert "so far" not in whole[-1]
+    assert f"5 of {total} tokens searched" in whole[5]
+    assert "Stopped" not in "".join(whole)
     monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 2**19)
     assert whole[-1] == list(explorer.token(7, Turn()))[-1]
     monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 1)
-    for change in "stopped", "replaced":
-        turn = Turn()
+    for turn in Turn(), Turn(colour="frequency decile"):
         answers = explorer.token(7, turn)
-        some = [next(answers) for _ in range(4)]
-        setattr(turn, change, True)
-        assert list(answers) == []
-        assert "Of 3 of" in some[-1]
+        assert "3 of" in [next(answers) for _ in range(4)][-1]
+        turn.stopped, turn.replaced = turn.colour == "loss", turn.colour != "loss"
+        assert [f"Stopped: 4 of {total} tokens searched" in answer for answer in answers] == [
+            True
+        ] * turn.stopped
+    assert list(explorer.token(7, Turn(replaced=True))) == []
 
 
 def test_a_reading_that_is_replaced_says_no_more(subject, tmp_path, monkeypatch):
     monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
     turn = Turn()
-    answers = Explorer(subject, None, tmp_path).read(LONG, "loss", turn)
+    answers = Explorer(subject, None, tmp_path).read(LONG, turn)
     next(answers)
+    turn.colour, turn.chosen = "frequency decile", 0  # as it may be changed meanwhile
+    _, summary, tokens = next(answers)
+    assert "the rarer the token" in summary
+    assert tokens.count('aria-pressed="true"') == 1
     turn.replaced = True
     assert list(answers) == []
 
@@ -334,7 +342,7 @@ def test_a_reading_that_is_replaced_says_no_more(subject, tmp_path, monkeypatch)
 def test_what_a_browser_may_send_does_no_harm(subject, tmp_path):
     explorer = Explorer(subject, None, tmp_path)
     for text in "\ud800", None, "x" * 300_000, "\x00":
-        assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, "loss", Turn()))
+        assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, Turn()))
         assert explorer.search(text) is not None
     for place in "1", 1.5, None, -1, 10**9, True:
         assert explorer.detail(TEXT, place, 0) == ""

@@ -47,7 +47,7 @@ def test_a_text_a_token_and_a_pair(subjects, tmp_path):
     assert ours.jaccard == pytest.approx(theirs.jaccard, abs=0.2)  # a near tie may fall otherwise
     ours, theirs = (torch.tensor(distances(subject)["distance"]) for subject in subjects)
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
-    endings = pairs.endings_of(subjects[0], ("layer", "token"))
+    endings = pairs.endings_of(subjects[0].tokenizer, ("layer", "token"), subjects[0].vocabulary)
     ours, theirs = (pairs.distances(subject, endings, "every") for subject in subjects)
     for name, line in theirs.items():
         assert ours[name] == pytest.approx(line, abs=1e-2)

@@ -1,8 +1,9 @@
 """The tables as directions: distances between E and the blocks (figure 9), neighbours (figure 13, table 6).
 
-V vocabulary, K blocks, D hidden, N tokens asked for.
+V vocabulary, K blocks, A all tables: E and the blocks, D hidden, N tokens asked for, J nearest to each.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
 from tide_lm.stored_memory import StoredMemory
 
-CHUNK = 2**19  # numbers of rows that are looked at together, which a CPU's cache holds
+CHUNK = 2**19  # numbers that are looked at together: those that a CPU's cache holds
+LARGE_CHUNK = 2**26  # on other devices
 NEIGHBOURS = 10
 
 
 def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
-    """Unit rows of E and of every M_k as layers receive them, with their gain: tables x N x D.
+    """Unit rows of E and of every M_k as layers receive them, with their gain: A x N x D.
 
     The norm before the gain changes no direction.
     """
@@ -31,18 +33,19 @@ def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
     else:
         blocks_NKD = memory.weight[ids_N].float() * memory.norm.weight.float()
     embedded_ND = model.get_input_embeddings().weight[ids_N].float()
-    rows_TND = torch.cat([embedded_ND[None], blocks_NKD.transpose(0, 1)])
-    norms_TN = torch.linalg.vector_norm(rows_TND, dim=-1)
-    finite_T = norms_TN.isfinite().all(-1).tolist()
-    if not all(finite_T):
-        name = names(len(finite_T) - 1)[finite_T.index(False)]
+    rows_AND = torch.cat([embedded_ND[None], blocks_NKD.transpose(0, 1)])
+    norms_AN = torch.linalg.vector_norm(rows_AND, dim=-1)
+    finite_A = norms_AN.isfinite().all(-1).tolist()
+    if not all(finite_A):
+        name = names(len(finite_A) - 1)[finite_A.index(False)]
         raise ValueError(f"{name} has rows that are not finite: its weights are damaged")
-    return rows_TND / norms_TN.clamp(min=torch.finfo(torch.float).tiny)[..., None]
+    return rows_AND / norms_AN.clamp(min=torch.finfo(torch.float).tiny)[..., None]
 
 
-def _parts(model: TideForCausalLM, ids_N: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _parts(model: TideForCausalLM, ids: torch.Tensor, least: int = 1) -> tuple[torch.Tensor, ...]:
+    """Ids whose rows are looked at together."""
     numbers = model.config.hidden_size * (model.config.num_memory_blocks + 1)
-    return ids_N.split(max(CHUNK // numbers, 1))
+    return ids.split(max((CHUNK if model.device.type == "cpu" else LARGE_CHUNK) // numbers, least))
 
 
 def names(blocks: int) -> list[str]:
@@ -57,8 +60,8 @@ def distances(subject: Subject) -> dict[str, Any]:
     tables = names(model.config.num_memory_blocks)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
     for ids in _parts(model, ids_N):
-        rows_TND = directions(model, ids)
-        cosines += torch.einsum("and,bnd->ab", rows_TND, rows_TND).double()
+        rows_AND = directions(model, ids)
+        cosines += torch.einsum("and,bnd->ab", rows_AND, rows_AND).double()
     return {
         "tables": tables,
         "ids": len(ids_N),
@@ -95,9 +98,9 @@ def neighbours(
 
 
 def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """For each table, the ids nearest by cosine to each id, itself left out: tables x N x 10."""
-    *_, (_, found) = nearest_so_far(model, ids_N, candidates)
-    return found
+    """For each table, the ids nearest by cosine to each id, itself left out: A x N x J."""
+    ((_, found_ANJ),) = deque(nearest_so_far(model, ids_N, candidates), maxlen=1)
+    return found_ANJ
 
 
 def nearest_so_far(
@@ -105,18 +108,18 @@ def nearest_so_far(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """As the candidates are searched: how many were, and the nearest among them."""
     candidates, ids_N = candidates.to(model.device), ids_N.to(model.device)
-    asked_TND = directions(model, ids_N)
-    best = torch.empty(*asked_TND.shape[:2], 0, device=model.device)
+    asked_AND = directions(model, ids_N)
+    best = torch.empty(*asked_AND.shape[:2], 0, device=model.device)
     found, searched = best.long(), 0
-    for part in _parts(model, candidates):
-        cosines = asked_TND @ directions(model, part).mT
+    for part in _parts(model, candidates, least=len(ids_N)):
+        cosines = asked_AND @ directions(model, part).mT
         cosines[:, ids_N[:, None] == part] = -torch.inf
         best, places = torch.cat([best, cosines], -1).topk(
             min(NEIGHBOURS, best.shape[-1] + len(part)), dim=-1
         )
         found = torch.cat([found, part.expand_as(cosines)], -1).gather(-1, places)
         searched += len(part)
-        yield searched, found[..., : len(candidates) - 1].cpu()
+        yield searched, found[..., : searched - 1].cpu()  # without the token itself
 
 
 def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
@@ -124,18 +127,18 @@ def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
     return len(first & second) / max(len(first | second), 1)
 
 
-def _overlap(found_TNn: torch.Tensor) -> dict[str, Any]:
+def _overlap(found_ANJ: torch.Tensor) -> dict[str, Any]:
     """By block, Jaccard's index with E's neighbours for each id asked for."""
-    base, *blocks = found_TNn.tolist()
+    base, *blocks = found_ANJ.tolist()
     return {
         "ids": len(base),
         "jaccard": [[jaccard(e, m) for e, m in zip(base, block, strict=True)] for block in blocks],
     }
 
 
-def neighbours_of(subject: Subject, id: int, found_Tn: torch.Tensor) -> dict[str, Any]:
+def neighbours_of(subject: Subject, id: int, found_AJ: torch.Tensor) -> dict[str, Any]:
     """Those of one token in E and in each block, and how much of E's each block shares."""
-    base, *blocks = found_Tn.tolist()
+    base, *blocks = found_AJ.tolist()
     return {
         "id": id,
         "neighbours": [tokenizers.token_texts(subject.tokenizer, ids) for ids in (base, *blocks)],

@@ -17,11 +17,14 @@ from tide_lm.cli.progress import training_progress, working
 from tide_lm.run_config import RunConfig
 
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
-FORMS = [
+COMPRESSED = [
     "8 bits",
     "4 bits",
     "2 bits",
-    *(f"16 bits, rank {rank}{joint}" for joint in ("", ", joint") for rank in (0.7, 0.3)),
+    "16 bits, rank 0.7",
+    "16 bits, rank 0.3",
+    "16 bits, rank 0.7, joint",
+    "16 bits, rank 0.3, joint",
 ]
 
 
@@ -134,7 +137,7 @@ def _look_into(run: Path) -> list[float | None]:
         for what in both + (more if kind == "tide" else []):
             with working(f"Looking at {what} of {kind}") as tell:
                 found[what] = analyze(what, subject, options, tell)
-    on_forms(str(run / "tide"), None, None, reading, FORMS)
+    on_forms(str(run / "tide"), None, None, reading, COMPRESSED)
     return [row and row[-1] for row in found[What.routing]["by_layer"][-1][:-1]]
 
 

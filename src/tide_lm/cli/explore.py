@@ -49,5 +49,5 @@ def command(
     page = build(explorer)
     with working(f"Loading {subject.name}"):
         explorer.warm_up()
-    names = LOOPBACK if is_local else ()
+    names = (*LOOPBACK, "[::1]") if is_local else ()  # as browsers write them
     serve(page, host, port, names, lambda where: typer.echo(f"{where} (end with Ctrl-C)", err=True))

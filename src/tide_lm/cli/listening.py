@@ -2,7 +2,7 @@
 
 import socket
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_free(host: str, port: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tide_lm.evaluate.subject import Subject
 from tide_lm.explore import marks, pairs
 from tide_lm.explore.marks import Colour
-from tide_lm.explore.reading import Reader
+from tide_lm.explore.reading import Reader, Reading
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
@@ -29,8 +29,10 @@ _BETWEEN = 0.5  # seconds from one state of the page to the next, which has all 
 
 @dataclass
 class Turn:
-    """What a visitor has asked: no longer of use once he stops it, or has asked something else."""
+    """A visitor's question, no longer of use once he stops it or asks another, and how he sees its text."""
 
+    colour: str = Colour.loss
+    chosen: int | None = None
     stopped: bool = False
     replaced: bool = False
 
@@ -77,32 +79,35 @@ class Explorer:
 
     def warm_up(self) -> None:
         """So that the first click is as fast as others."""
-        for _ in self.read(SAMPLE, Colour.loss, Turn()):
+        for _ in self.read(SAMPLE, Turn()):
             self.detail(SAMPLE, 0, 0)
         self.search("a")
         self.model()
 
-    def read(self, text: str, colour: str, turn: Turn) -> Iterator[tuple[str, str, str]]:
+    def read(self, text: str, turn: Turn) -> Iterator[tuple[str, str, str]]:
         """The text that is shown, its summary and its tokens, as it is read."""
         text, shown = _cleaned(text, LONGEST), time.monotonic()
         for reading in self.reader.read(text):
-            if turn.replaced:
-                return
             is_read = reading.done == len(reading.ids)
             stopped = turn.stopped and not is_read
             if is_read or stopped or time.monotonic() - shown >= _BETWEEN:
                 shown = time.monotonic()
-                summary = marks.summary(reading, Colour(colour), *self.names, stopped)
-                yield text, summary, marks.tokens(reading, Colour(colour))
-            if stopped:
+                state = text, *self._state(reading, turn.colour, turn.chosen, stopped)
+                if not turn.replaced:
+                    yield state
+            if stopped or turn.replaced:
                 return
 
     def shade(self, text: str | None, colour: str, chosen: int | None) -> tuple[str, str]:
         """The summary and the tokens of a text as far as it was read, in another colour."""
         if text is None:
             return "", ""
-        reading = self.reader.begin(text)
-        summary = marks.summary(reading, Colour(colour), *self.names)
+        return self._state(self.reader.begin(text), colour, chosen)
+
+    def _state(
+        self, reading: Reading, colour: str, chosen: int | None, stopped: bool = False
+    ) -> tuple[str, str]:
+        summary = marks.summary(reading, Colour(colour), *self.names, stopped)
         return summary, marks.tokens(reading, Colour(colour), chosen)
 
     def detail(self, text: str | None, place: Any, layer: int) -> str:
@@ -127,24 +132,30 @@ class Explorer:
             return
         with self.reader.lock:
             about = marks.entry(self.vocabulary.entry(id))
-        yield about
-        if not self.subject.has_memory:
-            return
-        search, shown = self.vocabulary.neighbours(id), time.monotonic()
-        while not (turn.stopped or turn.replaced):
+        if not turn.replaced:
+            yield about
+        search = self.vocabulary.neighbours(id) if self.subject.has_memory else iter(())
+        shown = time.monotonic()
+        while not turn.replaced:
             with self.reader.lock:
                 found = next(search, None)
             if found is None:
                 return
-            if found.searched == found.candidates or time.monotonic() - shown >= _BETWEEN:
+            is_whole = found.searched == found.candidates
+            stopped = turn.stopped and not is_whole
+            if is_whole or stopped or time.monotonic() - shown >= _BETWEEN:
                 shown = time.monotonic()
-                yield about + marks.neighbours(found)
+                yield about + marks.neighbours(found, stopped)
+            if stopped:
+                return
 
     def pair(self, first: str, second: str, template: str) -> str:
         words = _cleaned(first, LONGEST_WORD).strip(), _cleaned(second, LONGEST_WORD).strip()
         with self.reader.lock:
             try:
-                endings = pairs.endings_of(self.subject, words)
+                subjects = [subject for subject in (self.subject, self.base) if subject]
+                vocabulary = min(subject.vocabulary for subject in subjects)
+                endings = pairs.endings_of(self.subject.tokenizer, words, vocabulary)
                 lines = self._distances(endings, _cleaned(template, LONGEST))
             except ValueError as error:
                 return marks.status(marks.escaped(str(error)))

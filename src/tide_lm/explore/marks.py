@@ -175,8 +175,10 @@ def _heading(text: str, said: str) -> str:
 def _slot(name: str, slot: int, weight: float | None = None) -> str:
     """A part of a bar, or the key to it."""
     kind = "slot null" if name == "null" else "slot"
-    size = "" if weight is None else f';--share:{weight:.4f}" title="{name} {weight:.3f}'
-    return f'<i class="{kind}" style="--colour:{PALETTE[slot % len(PALETTE)]}{size}"></i>'
+    colour = f"--colour:{PALETTE[slot % len(PALETTE)]}"
+    if weight is None:
+        return f'<i class="{kind}" style="{colour}"></i>'
+    return f'<i class="{kind}" style="{colour};--share:{weight:.4f}" title="{name} {weight:.3f}"></i>'
 
 
 def _predictions(title: str, words: Iterable[Prediction]) -> str:
@@ -226,7 +228,7 @@ def entry(one: Entry) -> str:
     )
 
 
-def neighbours(found: Neighbours) -> str:
+def neighbours(found: Neighbours, stopped: bool) -> str:
     """The nearest in E and in each block side by side."""
     rows = [
         [str(rank + 1), *(f"<code>{_word(words[rank])}</code>" for words in found.texts)]
@@ -234,12 +236,8 @@ def neighbours(found: Neighbours) -> str:
     ]
     rows.append(["overlap with E", "", *(f"{overlap:.3f}" for overlap in found.jaccard)])
     caption = "Nearest tokens by cosine, and Jaccard's index of each block's with those of E"
-    so_far = (
-        status(f"Of {found.searched:,} of {found.candidates:,} tokens so far:")
-        if found.searched < found.candidates
-        else ""
-    )
-    return so_far + table(caption, ["nearest", *names(len(found.texts) - 1)], rows)
+    so_far = f"{'Stopped: ' if stopped else ''}{found.searched:,} of {found.candidates:,} tokens searched."
+    return status(so_far) + table(caption, ["nearest", *names(len(found.texts) - 1)], rows)
 
 
 def pair(ids: Sequence[int], texts: Sequence[str]) -> str:

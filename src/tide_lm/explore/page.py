@@ -13,7 +13,7 @@ from tide_lm.explore import marks
 from tide_lm.explore.explorer import LONGEST, LONGEST_WORD, SAMPLE, Explorer, Turn
 
 if TYPE_CHECKING:
-    from gradio import Blocks
+    from gradio import Blocks, Request
 
 PAIR = "their", "there", "On the blackboard the teacher wrote"
 
@@ -23,14 +23,22 @@ class Turns:
 
     def __init__(self) -> None:
         self._last: dict[str | None, Turn] = {}
+        self._lock = threading.Lock()
 
-    def begin(self, visitor: str | None) -> Turn:
-        self._last.get(visitor, Turn()).replaced = True
-        turn = self._last[visitor] = Turn()
+    def last(self, visitor: "Request") -> Turn:
+        return self._last.get(visitor.session_hash) or Turn()
+
+    def begin(self, visitor: "Request", turn: Turn) -> Turn:
+        with self._lock:
+            self.last(visitor).replaced = True
+            self._last[visitor.session_hash] = turn
         return turn
 
-    def stop(self, visitor: str | None) -> None:
-        self._last.get(visitor, Turn()).stopped = True
+    def stop(self, visitor: "Request") -> None:
+        self.last(visitor).stopped = True
+
+    def forget(self, visitor: "Request") -> None:
+        self._last.pop(visitor.session_hash, Turn()).replaced = True
 
 
 def build(explorer: Explorer) -> "Blocks":
@@ -84,25 +92,33 @@ def build(explorer: Explorer) -> "Blocks":
             read_text, chosen = gr.State(None), gr.State(None)
             for begin in go.click, text.submit:
                 begin(lambda: (None, ""), None, [chosen, about], **private)
-            texts = Turns()
+            texts, picks = Turns(), Turns()
 
             def read(text: str, colour: str, visitor: gr.Request) -> Iterator[tuple[str, str, str]]:
-                yield from explorer.read(text, colour, texts.begin(visitor.session_hash))
+                yield from explorer.read(text, texts.begin(visitor, Turn(colour)))
 
             def stop_reading(visitor: gr.Request) -> None:
-                texts.stop(visitor.session_hash)
+                texts.stop(visitor)
 
             for begin in go.click, text.submit, page.load:
                 begin(told(read), [text, colour], [read_text, summary, shown], **at_once)
             stop.click(stop_reading, None, None, queue=False, **private)
-            colour.change(told(explorer.shade), [read_text, colour, chosen], [summary, shown], **private)
 
-            def choose(text: str | None, layer: int, event: gr.EventData) -> tuple[int, str]:
-                return event.place, explorer.detail(text, event.place, layer)
+            def shade(
+                text: str | None, colour: str, chosen: int | None, visitor: gr.Request
+            ) -> tuple[str, str]:
+                texts.last(visitor).colour = colour
+                return explorer.shade(text, colour, chosen)
 
-            shown.select(
-                told(choose), [read_text, layer], [chosen, about], trigger_mode="always_last", **private
-            )
+            colour.change(told(shade), [read_text, colour, chosen], [summary, shown], **private)
+
+            def choose(text: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> Any:
+                turn = picks.begin(visitor, Turn())
+                texts.last(visitor).chosen = event.place
+                told_of_it = explorer.detail(text, event.place, layer)
+                return (gr.skip(), gr.skip()) if turn.replaced else (event.place, told_of_it)
+
+            shown.select(told(choose), [read_text, layer], [chosen, about], **at_once)
             layer.change(told(explorer.detail), [read_text, chosen, layer], about, **private)
         with gr.Tab("Tokens"):
             words = gr.Textbox(
@@ -117,10 +133,10 @@ def build(explorer: Explorer) -> "Blocks":
             words.change(told(explorer.search), words, found, trigger_mode="always_last", **private)
 
             def look_up(visitor: gr.Request, event: gr.EventData) -> Iterator[str]:
-                yield from explorer.token(event.place, looks.begin(visitor.session_hash))
+                yield from explorer.token(event.place, looks.begin(visitor, Turn()))
 
             def stop_looking(visitor: gr.Request) -> None:
-                looks.stop(visitor.session_hash)
+                looks.stop(visitor)
 
             found.select(told(look_up), None, card, **at_once)
             halt.click(stop_looking, None, None, queue=False, **private)
@@ -136,6 +152,12 @@ def build(explorer: Explorer) -> "Blocks":
         with gr.Tab("Model") as tab:
             figures = show()
             tab.select(told(explorer.model), None, figures, **private)
+
+        def leave(visitor: gr.Request) -> None:
+            for turns in texts, picks, looks:
+                turns.forget(visitor)
+
+        page.unload(leave)
     return page
 
 

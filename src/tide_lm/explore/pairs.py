@@ -1,7 +1,7 @@
 """How far apart two tokens stay in one context, layer by layer, with and without memory."""
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.analysis.collapse import differ_at_the_end, distance_and_norm, last_states
 from tide_lm.evaluate.subject import Subject
@@ -10,23 +10,23 @@ from tide_lm.explore.vocabulary import numbered
 LONGEST = 256  # tokens of a template, the last ones
 
 
-def endings_of(subject: Subject, words: tuple[str, str]) -> list[list[int]]:
+def endings_of(
+    tokenizer: PreTrainedTokenizerBase, words: tuple[str, str], vocabulary: int
+) -> list[list[int]]:
     """The ids of both, a word's after a space, `#7`'s its own: they differ in the last alone."""
-    first, second = (_ids(subject, word) for word in words)
-    if not differ_at_the_end(subject.tokenizer, first, second):
+    for word in words:
+        if (id := numbered(word)) is not None and id >= vocabulary:
+            raise ValueError(f"{word} is not there: of {vocabulary:,} tokens the first is #0")
+    first, second = (
+        tokenizer(f" {word}", add_special_tokens=False).input_ids if id is None else [id]
+        for word, id in zip(words, map(numbered, words), strict=True)
+    )
+    if not differ_at_the_end(tokenizer, first, second):
         raise ValueError(
-            f"{words[0]!r} and {words[1]!r}, with a space before them, are not two different single tokens "
-            f"of {subject.name}'s tokenizer (it has {len(first)} and {len(second)} for them): choose others"
+            f"{words[0]!r} and {words[1]!r} are not two different single tokens: they are {len(first)} and "
+            f"{len(second)}, a word with a space before it. Choose others, or give ids, as in #7"
         )
     return [first, second]
-
-
-def _ids(subject: Subject, word: str) -> list[int]:
-    if (id := numbered(word)) is None:
-        return subject.tokenizer(f" {word}", add_special_tokens=False).input_ids
-    if id >= subject.vocabulary:
-        raise ValueError(f"{word} is not there: {subject.name} has {subject.vocabulary:,} tokens, from #0 on")
-    return [id]
 
 
 @torch.no_grad()

@@ -12,12 +12,12 @@ from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory
 
 FOUND = 100  # at most, of a search
-_DIGITS = 9  # of an id
+_LONGEST_ID = 9  # characters, with its sign
 
 
 def numbered(words: str) -> int | None:
     """The id that `#7` names."""
-    named = words.startswith("#") and words[1:].isdecimal() and len(words) <= _DIGITS
+    named = words.startswith("#") and words[1:].isdecimal() and len(words) <= _LONGEST_ID
     return int(words[1:]) if named else None
 
 
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest among so many of the candidates, as `analysis.tables.neighbours_of` tells them."""
+    """The nearest in E and in each block among so many of the candidates, and Jaccard's index with E's."""
 
     searched: int
     candidates: int
@@ -89,8 +89,9 @@ class Vocabulary:
 
     @torch.no_grad()
     def neighbours(self, id: int) -> Iterator[Neighbours]:
-        """In E and in each block, as they are found."""
+        """As they are found."""
         candidates = self._candidates
         for searched, found in tables.nearest_so_far(self.subject.tide, torch.tensor([id]), candidates):
-            told = tables.neighbours_of(self.subject, id, found[:, 0])
-            yield Neighbours(searched, len(candidates), told["neighbours"], told["jaccard"])
+            base, *blocks = found[:, 0].tolist()
+            texts = [[self.texts[id] for id in ids] for ids in (base, *blocks)]
+            yield Neighbours(searched, len(candidates), texts, [tables.jaccard(base, ids) for ids in blocks])
