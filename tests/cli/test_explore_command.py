@@ -26,6 +26,18 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     assert f"{tmp_path / 'nowhere'}" in told("pass", tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--results", "nowhere"], "--results nowhere is not a folder"),
+        (["--host", ""], "--host is empty"),
+        (["--host", "203.0.113.1"], "203.0.113.1:7860 cannot be listened at"),
+    ],
+)
+def test_options_that_cannot_be_are_told_before_anything_is_loaded(trained, options, message):
+    assert message in told("import sys; sys.modules['gradio'] = None", trained, *options)
+
+
 def test_a_model_of_another_tokenizer_is_not_compared(trained, tokenizer, tmp_path):
     pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
     other = tmp_path / "other"

@@ -80,9 +80,11 @@ def test_reading_can_be_given_up_and_begun_again(subject):
     steps = [found.done for found in reader.read(LONG)]  # from where it was left
     assert steps[0] == reached
     assert steps[-1] == len(reader.begin(LONG).ids)
-    for number in range(20):
+    losses = reader.begin(LONG).losses
+    for number in range(40):
         reader.begin(f"{number} others")
     assert reader.begin(LONG).done == 1  # forgotten
+    assert reader.known(LONG).losses == losses  # and read again
 
 
 def test_only_so_much_of_a_text_is_read_and_nothing_of_none(subject, monkeypatch):
@@ -186,8 +188,9 @@ def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
     assert pairs.endings_of(subject.tokenizer, (by_id, "token"), subject.vocabulary) == endings
     with pytest.raises(ValueError, match=f"{by_id} is not there: of {endings[0][0]} tokens"):
         pairs.endings_of(subject.tokenizer, (by_id, "token"), endings[0][0])
-    with pytest.raises(ValueError, match="are not two different single tokens: they are 1 and 1"):
-        pairs.endings_of(subject.tokenizer, (by_id, by_id), subject.vocabulary)
+    for two, message in ((by_id, "layer"), "are the same"), (("", "layer"), "a token is missing"):
+        with pytest.raises(ValueError, match=message):
+            pairs.endings_of(subject.tokenizer, two, subject.vocabulary)
 
 
 def byte_fallback():
@@ -270,7 +273,19 @@ def test_results_that_are_damaged_or_new_are_seen(subject, tmp_path):
     assert "routing.json" in shown
     assert "<svg" not in shown
     write_result(tmp_path, "distances", distances(subject))
+    (tmp_path / "results" / "layer-drop.json").symlink_to("nowhere")
     assert "<svg" in explorer.model()
+
+
+def test_damaged_weights_are_named(subject, tmp_path):
+    damaged = copy.deepcopy(subject.model)
+    token = subject.tokenizer(" layer", add_special_tokens=False).input_ids[-1]
+    damaged.model.memory.weight.data[token] = torch.nan
+    explorer = Explorer(dataclasses.replace(subject, load=lambda: damaged), None, tmp_path)
+    with pytest.raises(ValueError, match="run has a loss on this text that is not finite"):
+        list(explorer.read(TEXT, Turn()))
+    assert "are not finite" in explorer.pair("layer", "token", "every")
+    assert "not finite" not in list(explorer.read("the token", Turn()))[-1][1]
 
 
 def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):

@@ -35,6 +35,8 @@ def command(
         model, compare = both[0], compare or both[1]
     for name in filter(None, (model, compare)):
         check_exists(name)
+    if results is not None and not results.is_dir():
+        raise ValueError(f"--results {results} is not a folder: give a run, whose results/ are shown")
     check_free(host, port)
     is_local = host in LOOPBACK
     if not is_local:

@@ -102,7 +102,7 @@ class Explorer:
         """The summary and the tokens of a text as far as it was read, in another colour."""
         if text is None:
             return "", ""
-        return self._state(self.reader.begin(text), colour, chosen)
+        return self._state(self.reader.known(text), colour, chosen)
 
     def _state(
         self, reading: Reading, colour: str, chosen: int | None, stopped: bool = False
@@ -113,7 +113,7 @@ class Explorer:
     def detail(self, text: str | None, place: Any, layer: int) -> str:
         if text is None or type(place) is not int:
             return ""
-        reading = self.reader.begin(text)
+        reading = self.reader.known(text)
         if not 0 <= place < len(reading.ids) or layer not in self.layers:
             return ""
         has_values = bool(getattr(self.subject.config, "memory_values", False))
@@ -194,7 +194,7 @@ class Explorer:
     def model(self) -> str:
         """The run's figures, and how to make those that are missing; drawn again when results change."""
         paths = sorted((self.results / "results").glob("*.json"))
-        state = tuple((path.name, path.stat().st_mtime_ns) for path in paths)
+        state = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.exists())
         with self.reader.lock:
             if state not in self._drawn:
                 self._drawn.clear()

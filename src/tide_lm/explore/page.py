@@ -55,14 +55,14 @@ def build(explorer: Explorer) -> "Blocks":
         def answer(*given: Any) -> Any:
             try:
                 return function(*given)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 raise gr.Error(marks.escaped(str(error)), print_exception=False) from None
 
         @functools.wraps(function)
         def answers(*given: Any) -> Iterator[Any]:
             try:
                 yield from function(*given)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 raise gr.Error(marks.escaped(str(error)), print_exception=False) from None
 
         return answers if inspect.isgeneratorfunction(function) else answer
@@ -172,13 +172,14 @@ def serve(page: "Blocks", host: str, port: int, names: Sequence[str], tell: Call
 
     # A page elsewhere may have its own name lead to this machine, and so pass for this one.
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=names or ["*"], www_redirect=False)
+    at = f"[{host}]" if ":" in host else host
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     ink = {"block_info_text_color": "*body_text_color", "block_info_text_color_dark": "*body_text_color"}
-    page.queue(default_concurrency_limit=4)
+    page.queue(default_concurrency_limit=32)  # most of them wait for the model
     page.launch(
         app_kwargs={"middleware": [guard]},
         prevent_thread_lock=True,
-        server_name=host,
+        server_name=at,
         server_port=port,
         share=False,
         quiet=True,
@@ -192,7 +193,7 @@ def serve(page: "Blocks", host: str, port: int, names: Sequence[str], tell: Call
         mcp_server=False,
         ssr_mode=False,
     )
-    tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    tell(f"http://{at}:{port}")
     try:
         threading.Event().wait()
     finally:

@@ -15,12 +15,16 @@ def endings_of(
 ) -> list[list[int]]:
     """The ids of both, a word's after a space, `#7`'s its own: they differ in the last alone."""
     for word in words:
+        if not word:
+            raise ValueError("a token is missing: type one into each field")
         if (id := numbered(word)) is not None and id >= vocabulary:
             raise ValueError(f"{word} is not there: of {vocabulary:,} tokens the first is #0")
     first, second = (
         tokenizer(f" {word}", add_special_tokens=False).input_ids if id is None else [id]
         for word, id in zip(words, map(numbered, words), strict=True)
     )
+    if first == second:
+        raise ValueError(f"{words[0]!r} and {words[1]!r} are the same: choose two that differ")
     if not differ_at_the_end(tokenizer, first, second):
         raise ValueError(
             f"{words[0]!r} and {words[1]!r} are not two different single tokens: they are {len(first)} and "
@@ -50,5 +54,7 @@ def distances(subject: Subject, endings: list[list[int]], template: str) -> dict
 
 def _distance(model: PreTrainedModel, ids_WT: torch.Tensor, **options: list[int]) -> list[float]:
     states_WLD, *_ = last_states(model, ids_WT.to(model.device), **options)
+    if not states_WLD.isfinite().all():
+        raise ValueError("the states of these tokens are not finite: the model's weights are damaged")
     apart_PL, norm_PL = distance_and_norm(states_WLD)
     return (apart_PL / norm_PL.clamp(min=torch.finfo(norm_PL.dtype).tiny))[0].tolist()

@@ -4,6 +4,7 @@ T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, D hidden,
 """
 
 import inspect
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tide_lm.ops.cross_entropy import chunked_cross_entropy
 LIMIT = 4096  # tokens that are read of a text
 LONGEST_WINDOW = 512
 PREDICTIONS = 8
-_KEPT = 8  # texts
+_KEPT = 32  # texts
 
 
 @dataclass
@@ -122,6 +123,13 @@ class Reader:
                     self._read_on(reading)
             yield reading
 
+    def known(self, text: str) -> Reading:
+        """A text's reading as far as it has come; read again if it was forgotten for others."""
+        reading = self.begin(text)
+        if reading.done <= 1:
+            *_, reading = self.read(text)
+        return reading
+
     def _begin(self, text: str) -> Reading:
         tokenizer = self.subject.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -158,9 +166,10 @@ class Reader:
             reading.drawn[0] = drawn[0] if start == 0 else reading.drawn[0]
         else:
             losses = _losses(self.subject.model, ids_T)
-        reading.losses[new] = losses[known - 1 :]
+        reading.losses[new] = _finite(losses, self.subject)[known - 1 :]
         if self.base is not None:
-            reading.compared[new] = _losses(self.base.model, ids_T)[known - 1 :]
+            compared = _finite(_losses(self.base.model, ids_T), self.base)
+            reading.compared[new] = compared[known - 1 :]
         reading.done = start + len(ids_T)
 
     def detail(self, text: str, place: int, layer: int) -> Detail:
@@ -221,6 +230,14 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
     state_LD = torch.stack([state_BTD[0, -1].float() for state_BTD in states])
     added_L, state_L = (torch.linalg.vector_norm(rows, dim=-1) for rows in (added_LD, state_LD - added_LD))
     return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))
+
+
+def _finite(losses: list[float], subject: Subject) -> list[float]:
+    if not all(map(math.isfinite, losses)):
+        raise ValueError(
+            f"{subject.name} has a loss on this text that is not finite: its weights are damaged"
+        )
+    return losses
 
 
 def _losses(model: PreTrainedModel, ids_T: torch.Tensor) -> list[float]:

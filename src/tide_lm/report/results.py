@@ -198,7 +198,7 @@ def _read(path: Path) -> dict[str, Any] | DamagedError:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         _check(path.stem, found)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return DamagedError(f"{path} is damaged ({error!r}): make it again, or remove it")
     return found
 
