@@ -161,7 +161,7 @@ def detail(reading: Reading, place: int, found: Detail, has_values: bool) -> str
         if has_values:
             caption += " What it adds to attention's values is not counted."
         keys = [_slot(name, slot) + name for slot, name in enumerate(slots)]
-        heads = ["layer", "weights", *keys, "memory", "state", "memory / state"]
+        heads = ["layer", '<span class="bars">weights</span>', *keys, "memory", "state", "memory / state"]
         parts.append(table(caption, heads, rows))
     columns = "".join(_predictions(title, words) for title, words in found.predictions.items())
     parts.append(f'<h3>What is predicted to follow</h3><div class="columns">{columns}</div>')
