@@ -393,6 +393,12 @@ def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit
         assert page.get_by_role("heading", name="␣layer").is_visible()
         assert page.locator("button[aria-pressed='true']").get_attribute("data-place") == "2"
         assert "3 of 3 tokens read" in status.inner_text()
+        read(page, "the token")
+        buttons.nth(3).press("Enter")  # of the text that is still there
+        page.locator(".tokens", has_text="the token").wait_for()
+        page.wait_for_timeout(2000)
+        assert not page.get_by_text("What is predicted to follow").is_visible()
+        assert page.locator("button[aria-pressed='true']").count() == 0
         page.get_by_role("tab", name="Tokens").click()
         page.get_by_label("Search tokens").fill("e")
         found = page.locator(".found button")
@@ -410,6 +416,7 @@ def test_two_visitors_at_once_see_their_own(visit):
     for page in one, other:
         page.get_by_role("button", name="Read").click()
     for page, text in (one, "every layer"), (other, "the token"):
+        page.locator(".tokens", has_text=text).wait_for()
         page.locator(".tokens button").nth(1).click()
         page.get_by_text("What is predicted to follow").wait_for()
         assert "".join(page.locator(".tokens button").all_inner_texts()) == f"<bos>{text}"

@@ -31,6 +31,7 @@ _BETWEEN = 0.5  # seconds from one state of the page to the next, which has all 
 class Turn:
     """A visitor's question, no longer of use once he stops it or asks another, and how he sees its text."""
 
+    text: str | None = None  # once some of it is read
     colour: str = Colour.loss
     chosen: int | None = None
     stopped: bool = False
@@ -88,6 +89,7 @@ class Explorer:
         """The text that is shown, its summary and its tokens, as it is read."""
         text, shown = _cleaned(text, LONGEST), time.monotonic()
         for reading in self.reader.read(text):
+            turn.text = text
             is_read = reading.done == len(reading.ids)
             stopped = turn.stopped and not is_read
             if is_read or stopped or time.monotonic() - shown >= _BETWEEN:

@@ -90,18 +90,19 @@ def build(explorer: Explorer) -> "Blocks":
             )
             about = show()
             read_text, chosen = gr.State(None), gr.State(None)
-            for begin in go.click, text.submit:
-                begin(lambda: (None, ""), None, [chosen, about], **private)
             texts, picks = Turns(), Turns()
 
-            def read(text: str, colour: str, visitor: gr.Request) -> Iterator[tuple[str, str, str]]:
-                yield from explorer.read(text, texts.begin(visitor, Turn(colour)))
+            def read(text: str, colour: str, visitor: gr.Request) -> Iterator[tuple]:
+                of_the_last_text: tuple = (None, "")  # goes when the first of this one is there
+                for state in explorer.read(text, texts.begin(visitor, Turn(colour=colour))):
+                    yield *state, *of_the_last_text
+                    of_the_last_text = gr.skip(), gr.skip()
 
             def stop_reading(visitor: gr.Request) -> None:
                 texts.stop(visitor)
 
             for begin in go.click, text.submit, page.load:
-                begin(told(read), [text, colour], [read_text, summary, shown], **at_once)
+                begin(told(read), [text, colour], [read_text, summary, shown, chosen, about], **at_once)
             stop.click(stop_reading, None, None, queue=False, **private)
 
             def shade(
@@ -113,10 +114,12 @@ def build(explorer: Explorer) -> "Blocks":
             colour.change(told(shade), [read_text, colour, chosen], [summary, shown], **private)
 
             def choose(text: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> Any:
-                turn = picks.begin(visitor, Turn())
-                texts.last(visitor).chosen = event.place
+                turn, reading = picks.begin(visitor, Turn()), texts.last(visitor)
+                if reading.text == text:
+                    reading.chosen = event.place
                 told_of_it = explorer.detail(text, event.place, layer)
-                return (gr.skip(), gr.skip()) if turn.replaced else (event.place, told_of_it)
+                is_late = turn.replaced or texts.last(visitor).text not in (None, text)
+                return (gr.skip(), gr.skip()) if is_late else (event.place, told_of_it)
 
             shown.select(told(choose), [read_text, layer], [chosen, about], **at_once)
             layer.change(told(explorer.detail), [read_text, chosen, layer], about, **private)
