@@ -130,7 +130,8 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     subject, base = open_subject(str(run)), open_subject(str(base_run))
     reader = Reader(subject, base)
     *_, found = reader.read(TEXT)
-    page = visit()
+    page = visit(1000)
+    assert page.locator(".tide").first.bounding_box()["width"] > 900  # tables have the window's width
     read(page, TEXT, found.of_text)
     page.kept("text")
     buttons = page.locator(".tokens button")

@@ -73,7 +73,7 @@ def build(explorer: Explorer) -> "Blocks":
     script = (files(__package__) / "page.js").read_text(encoding="utf-8")
     private: dict[str, Any] = {"api_visibility": "private"}
     at_once = private | {"trigger_mode": "multiple"}  # even if the visitor's last question is being answered
-    with gr.Blocks(title=f"TIDE: {explorer.subject.name}", analytics_enabled=False) as page:
+    with gr.Blocks(title=f"TIDE: {explorer.subject.name}", fill_width=True, analytics_enabled=False) as page:
         show(value=explorer.about)
         with gr.Tab("Text"):
             text = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=LONGEST)
