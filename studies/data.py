@@ -11,7 +11,7 @@ from tide_lm.data.shards import Manifest
 TRAINING, VALIDATION = "*_train*.jsonl.xz", "*_valid.jsonl.xz"
 
 
-class _Both(Corpus):
+class Both(Corpus):
     """Documents to train on, and then all documents of some other parts, to validate with."""
 
     def __init__(self, training: list[sources.Part], validation: list[sources.Part]) -> None:
@@ -28,4 +28,4 @@ def prepare(corpus: Path, out: Path, vocabulary: int, tokenizer: str | None, pro
     """Shards of a corpus, with a tokenizer that is trained on it unless one is given."""
     settings = Settings(str(corpus), tokenizer, vocabulary, validation=0.0)
     training, validation = (sources.parts(str(corpus / files)) for files in (TRAINING, VALIDATION))
-    return prepare_corpus(_Both(training, validation), training, settings, out, processes)
+    return prepare_corpus(Both(training, validation), training, settings, out, processes)
