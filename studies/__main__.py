@@ -1,4 +1,4 @@
-"""`python -m studies`: the study, from its text to docs/STUDY.md."""
+"""`python -m studies`: the study, from its text to the numbers in README.md and docs."""
 
 import re
 import sys
@@ -142,15 +142,26 @@ def report(
     results: Annotated[Path, typer.Option("--results", help="Where the runs are kept.")] = Path(
         "results/study"
     ),
-    docs: Annotated[Path, typer.Option("--docs", help="Where the page goes.")] = Path("docs"),
+    docs: Annotated[Path, typer.Option("--docs", help="Where figures go.")] = Path("docs"),
 ) -> None:
-    """Write the pages, their figures and a summary from the runs that are kept."""
+    """Draw the figures of the study, and write summaries of the runs that are kept."""
     from studies import upcycling_report
     from studies.report import write_report
 
     typer.echo(write_report(results / "runs", results, docs))
     if found := upcycling_report.read(results.parent / "upcycling"):
         typer.echo(upcycling_report.write(found, docs))
+
+
+@app.command()
+def pages(
+    root: Annotated[Path, typer.Argument(help="The folder with README.md, docs/ and results/.")] = Path(),
+) -> None:
+    """Rewrite the numbers in README.md and docs/*.md from the files in results/, and nothing else there."""
+    from studies.pages import write
+
+    for page in write(root, root / "results"):
+        typer.echo(page)
 
 
 if __name__ == "__main__":

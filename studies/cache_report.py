@@ -1,7 +1,7 @@
-"""The page's section on rows in memory, from results/study/cache.json."""
+"""Tables and figure on rows in memory, from results/study/cache.json."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,30 @@ def read(results: Path) -> Cache | None:
         ) from None
 
 
-def section(cache: Cache) -> Iterable[str]:
-    """What the cache of a store finds, by its bytes."""
-    texts, curve, panel = cache["texts"], cache["curve"], cache_hits(cache)
-    lengths = ", ".join(f"{text['tokens']:,} tokens of {name}" for name, text in texts.items())
-    yield "## Rows in memory"
-    yield (
-        "How many rows of a store need not be read from disk. The store has the shape of "
-        f"`{cache['model']}` in {cache['bits']} bits and the {cache['vocab_size']:,} ids of this study: "
-        f"{cache['row_bytes']:,} bytes a row, {cache['table_bytes'] / 2**20:.1f} MiB in all. The cache has "
-        "the rows that were used last, and begins with those that are most frequent in the training text. "
-        f"Held-out text is looked up token by token: {lengths}. "
-        "[cache.json](../results/study/cache.json) has all of it, and the command."
-    )
-    yield f"![{panel.alt}](study/cache.svg)"
-    columns = ["cache, MiB", "vocabulary", *texts, *(f"{name}, by frequency alone" for name in texts)]
-    yield table(columns, map(_rates, curve))
-    yield (
-        "In percent: how much of the vocabulary has a place, and hits. By frequency alone, the rows that are "
-        "most frequent in training stay whatever is read. Dashed is a cache that begins empty."
-    )
-    for point in curve:
-        if point["cache_bytes"] == cache["default_cache_bytes"]:
-            yield from _details(cache, point)
+def store(cache: Cache) -> str:
+    """The store that is read from, and the text that is looked up in it."""
+    rows = {
+        "shape": f"`{cache['model']}`",
+        "bits per number": f"{cache['bits']}",
+        "vocabulary, token ids": f"{cache['vocab_size']:,}",
+        "bytes per row": f"{cache['row_bytes']:,}",
+        "all rows, MiB": f"{cache['table_bytes'] / 2**20:.1f}",
+        **{f"tokens of {name}": f"{text['tokens']:,}" for name, text in cache["texts"].items()},
+        "tokens at once in prefill": f"{cache['at_once']['prefill']:,}",
+    }
+    return table(["store and texts", "value"], rows.items())
+
+
+def figure(cache: Cache) -> str:
+    """The figure, with its numbers in words."""
+    return f"![{cache_hits(cache).alt}](study/cache.svg)"
+
+
+def hits(cache: Cache) -> str:
+    """What a cache finds, by its bytes."""
+    texts = cache["texts"]
+    named = [*(f"{name}, %" for name in texts), *(f"{name}, by frequency alone, %" for name in texts)]
+    return table(["cache, MiB", "vocabulary, %", *named], map(_rates, cache["curve"]))
 
 
 def _rates(point: Mapping[str, Any]) -> list[str]:
@@ -55,8 +56,9 @@ def _rates(point: Mapping[str, Any]) -> list[str]:
     return [_mebibytes(point), *_percent(point["share"], *rates)]
 
 
-def _details(cache: Cache, point: Mapping[str, Any]) -> Iterable[str]:
-    """All that was measured with one size."""
+def with_default(cache: Cache) -> str:
+    """All that was measured with the default size."""
+    (point,) = (one for one in cache["curve"] if one["cache_bytes"] == cache["default_cache_bytes"])
     rows = []
     for name, found in point["texts"].items():
         decode, prefill = found["decode"], found["prefill"]
@@ -64,13 +66,9 @@ def _details(cache: Cache, point: Mapping[str, Any]) -> Iterable[str]:
         costs = decode["bytes_per_token"], decode["mean_us"], decode["median_us"]
         different = f"{cache['texts'][name]['different']:,}"
         rows.append([name, different, *_percent(*rates), *(f"{cost:,.0f}" for cost in costs)])
-    columns = ["text", "different tokens", "hits", "by frequency alone", "by use alone", "prefill"]
-    yield f"With {_mebibytes(point)} MiB, the default:"
-    yield table([*columns, "row bytes a token", "mean µs", "median µs"], rows)
-    yield (
-        f"Prefill looks up {cache['at_once']['prefill']:,} tokens at once, and its hits are of the different "
-        "ones. Row bytes are read from disk; they and times are of single tokens, hits and misses together."
-    )
+    kinds = ("hits", "hits by frequency alone", "hits by use alone", "hits in prefill")
+    first = [f"text, with {_mebibytes(point)} MiB", "different tokens", *(f"{kind}, %" for kind in kinds)]
+    return table([*first, "row bytes per token", "mean µs", "median µs"], rows)
 
 
 def _mebibytes(point: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
-"""The page's section on smaller tables, and a record of each form, from the runs that were looked into."""
+"""The table on smaller tables, and a record of each form, from the runs that were looked into."""
 
 import json
-from collections.abc import Iterable
 
 from studies.figures import opened
 from studies.markdown import table
@@ -28,9 +27,10 @@ def records(study: Study) -> str | None:
     return json.dumps({"records": found}, indent=2) + "\n" if found else None
 
 
-def section(study: Study) -> Iterable[str]:
+def forms(study: Study) -> str:
+    """What each form of the tables costs."""
     if not (measured := _measured(study)):
-        return
+        raise ValueError("no run of TIDE-8E has results/compression.json: run the study first")
     rows = []
     for form in measured[0].result("compression")["forms"]:
         cells = [form["form"], f"{100 * form['relative_bytes']:.1f} %"]
@@ -41,13 +41,4 @@ def section(study: Study) -> Iterable[str]:
         rows.append(cells)
     texts = measured[0].result("compression")["as_trained"]
     columns = [f"{what}, {run.name}" for run in measured for what in (*texts, "rare")]
-    yield "## Smaller tables"
-    yield (
-        "What the tables of one run cost in other forms, without training on: bytes of a store over those of "
-        "the tables in 16 bits, by how much the perplexity of each text changes, and how many nats the "
-        "rarest three deciles lose. It is what layers receive that is stored, with norm and gain. A rank is "
-        "a share of the full one, of each table as in the paper; of all blocks together it is `joint`, and "
-        "`uneven` gives more of it to blocks that need it; `weighted` has the power of a token's frequency "
-        "by which its rows count."
-    )
-    yield table(["form", "bytes", *columns], rows)
+    return table(["form", "bytes", *columns], rows)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from studies.plan import Run
-from tide_lm.interop.upcycle import Start, open_source, upcycle
 from tide_lm.run_config import RunConfig
-from tide_lm.train.trainer import Trainer
+
+if TYPE_CHECKING:  # the tables of what was measured are made without torch
+    from tide_lm.interop.upcycle import Start
 
 SHARE = 0.5  # of the training text for the Llama; each way to go on gets as much again
 
@@ -26,7 +25,7 @@ class Way:
     """
 
     name: str
-    tables: Start | None = None
+    tables: "Start | None" = None
     parts: str = "all"
     rate: float = 0.3
     memory: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +62,8 @@ class Plan:
     blocks: int = 8
 
     def llama(self, seed: int) -> RunConfig:
+        import torch
+
         run = Run("base", "paper", self.size, 0, seed, share=SHARE)
         return run.config(self.data, gpu=torch.cuda.is_available())
 
@@ -111,6 +112,8 @@ def _first(plan: Plan, seed: int) -> dict[str, Any]:
 
 
 def _further(plan: Plan, way: Way, seed: int) -> dict[str, Any]:
+    from tide_lm.interop.upcycle import open_source, upcycle
+
     slug = f"on-{way.name.lower().replace(', ', '-').replace(' ', '-')}-{seed}"
     start = plan.scratch / f"llama-{seed}" / "export"
     if way.tables is not None:
@@ -124,6 +127,10 @@ def _further(plan: Plan, way: Way, seed: int) -> dict[str, Any]:
 
 
 def _train(config: RunConfig, run: Path) -> dict[str, Any]:
+    import torch
+
+    from tide_lm.train.trainer import Trainer
+
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
     return Trainer(config, run, lambda line: None, resume=True).train()

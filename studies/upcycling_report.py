@@ -1,4 +1,4 @@
-"""docs/upcycling.md and its figure, from the records in results/upcycling."""
+"""The tables and the figure of docs/upcycling.md, from the records in results/upcycling."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from studies.markdown import table
 from studies.results import Spread
 from studies.upcycling import Way
-from tide_lm import runs as files
 from tide_lm.report.drawing import DECILES, INK, MARKERS, PALETTE, legend, write_panels
 from tide_lm.report.figure import Panel
 
@@ -43,65 +42,58 @@ def read(folder: Path) -> list[Run]:
 
 
 def write(runs: Sequence[Run], docs: Path) -> Path:
-    """Returns the page."""
+    """Draw the figure, and return its folder."""
     write_panels([by_decile(runs)], "upcycling", docs, ["svg"])
-    files.write_atomically(docs / "upcycling.md", page(runs))
-    return docs / "upcycling.md"
+    return docs
 
 
-def page(runs: Sequence[Run]) -> str:
-    return "\n\n".join(_paragraphs(runs)) + "\n"
+def tokens(runs: Sequence[Run]) -> str:
+    """How many tokens a Llama sees first, and then again."""
+    return f"{runs[0].tokens:,}"
 
 
-def _paragraphs(runs: Sequence[Run]) -> Iterable[str]:
-    tide, frozen = (Spread.of(_gains(runs, name)) for name in SHOWN)
-    training = Spread.of([run.before["loss"] - run.after["loss"] for run in _of(runs, "Llama")])
-    moved = Spread.of([run.before["loss"] - run.after["loss"] for run in _of(runs, SHOWN[1])])
-    yield "# A Llama goes on as a TIDE model"
-    yield (
-        f"A small Llama is trained on {runs[0].tokens:,} tokens, half a pass over the [study](STUDY.md)'s "
-        "text, and then goes on for as many tokens again, half a pass in another order: as it is, and "
-        "upcycled with 8 blocks (`tide-lm upcycle`, `tide-lm train --from`). `python -m studies upcycle` "
-        "trains them, and `python -m studies report` makes this page from "
-        "[results/upcycling](../results/upcycling). So young a Llama still learns fast; nothing here says "
-        "what memory brings to one that has seen 10^12 tokens."
-    )
-    yield (
-        f"**Upcycled, the same further tokens take {tide} nats more off the loss**; going on as a Llama "
-        f"takes {training} off. With the Llama frozen, tables, gains and routers take {moved} off, "
-        f"{100 * moved.mean / training.mean:.0f} % of what training all of the Llama does, and end "
-        f"{-frozen.mean:.3f} above it. Means and standard deviations are over 3 seeds, each with a Llama of "
-        "its own."
-    )
-    yield "## All ways"
-    yield table(
+def in_short(runs: Sequence[Run]) -> str:
+    """What the further tokens take off the loss, of the ways with several seeds."""
+    trained = _moved(runs, "Llama").mean
+    rows = []
+    for name in ("Llama", *SHOWN):
+        moved = _moved(runs, name)
+        gain = str(Spread.of(_gains(runs, name))) if name in SHOWN else ""
+        rows.append(
+            [name, str(moved), f"{100 * moved.mean / trained:.0f} %", gain, str(len(_of(runs, name)))]
+        )
+    beside = ["of what the Llama gets", "less than the Llama that goes on, nats"]
+    return table(["goes on as", "taken off the loss, nats", *beside, "seeds"], rows)
+
+
+def ways(runs: Sequence[Run]) -> str:
+    """Every way to go on."""
+    return table(
         ["goes on as", "seeds", "loss", "less than before", "less than the Llama that goes on"],
         [_row(runs, name) for name in dict.fromkeys(run.way.name for run in runs)],
     )
-    first = _gains(runs, SHOWN[0])[0]
-    yield (
-        "In nats; the rate is 0.3 of the Llama's first, or the first again, and differences are between runs "
-        f"of one seed and one rate; with the seed of single runs TIDE gains {first:.3f}. Gains have 10 times "
-        "the rate, the default of an upcycled model, unless the name says otherwise; at the rate of the rest "
-        "they leave 0 too slowly. How tables begin hardly matters. With a frozen Llama, and with low-rank "
-        "changes of it, a higher rate is better."
-    )
-    yield "## By frequency"
-    panel = by_decile(runs)
-    yield f"![{panel.alt}](upcycling.svg)"
+
+
+def first_seed(runs: Sequence[Run]) -> str:
+    """What TIDE gains with the seed of single runs."""
+    return f"{_gains(runs, SHOWN[0])[0]:.3f}"
+
+
+def figure(runs: Sequence[Run]) -> str:
+    """The figure, with its numbers in words."""
+    return f"![{by_decile(runs).alt}](upcycling.svg)"
+
+
+def deciles(runs: Sequence[Run]) -> str:
+    """Losses by the frequency of the token to predict."""
     names = ["Llama", *SHOWN]
     starts = [run.before for run in _of(runs, "Llama")]
     columns = [starts, *([run.after for run in _of(runs, name)] for name in names)]
-    yield table(
-        [DECILES, "before", *names],
-        [
-            [
-                str(decile),
-                *(f"{Spread.of([v['loss_by_decile'][decile] for v in kind])}" for kind in columns),
-            ]
-            for decile in range(10)
-        ],
-    )
+    rows = [
+        [str(decile), *(str(Spread.of([v["loss_by_decile"][decile] for v in kind])) for kind in columns)]
+        for decile in range(10)
+    ]
+    return table([DECILES, "before", *names], rows)
 
 
 def by_decile(runs: Sequence[Run]) -> Panel:
@@ -151,6 +143,11 @@ def _llama(runs: Iterable[Run], run: Run) -> Run:
 
 def _gains(runs: Sequence[Run], name: str) -> list[float]:
     return [_llama(runs, run).after["loss"] - run.after["loss"] for run in _of(runs, name)]
+
+
+def _moved(runs: Sequence[Run], name: str) -> Spread:
+    """How much a way takes off the loss."""
+    return Spread.of([run.before["loss"] - run.after["loss"] for run in _of(runs, name)])
 
 
 def _by_decile(runs: Sequence[Run], run: Run) -> list[float]:

@@ -20,9 +20,7 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tide_lm.interop.upcycle import open_source, strip
@@ -31,10 +29,21 @@ from tide_lm.model import TideForCausalLM
 EXPORT = "runs/mine/export"
 SHELL, PYTHON = ("bash", "-euc"), (sys.executable, "-c")
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-FREE = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-PORTS = {name: str(one.getsockname()[1]) for name, one in zip(("6006", "8000", "29500"), FREE, strict=True)}
-for one in FREE:
-    one.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports below those that the kernel gives to others, since they are used only minutes later."""
+    found: list[int] = []
+    port = 20_000 + os.getpid() % 4_000 * count
+    while len(found) < count:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        port += 1
+    return found
+
+
+pytestmark = pytest.mark.slow
+PORTS = dict(zip(("6006", "8000", "29500"), map(str, free_ports(3)), strict=True))
 PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
 PAGE = re.sub(rf"\b({'|'.join(PORTS)})\b", lambda found: PORTS[found[0]], PAGE)
 BLOCKS = {
@@ -131,6 +140,8 @@ def test_trainer(place):
 
 
 def test_lora(place):
+    from peft import PeftModel
+
     run(place, *PYTHON, *BLOCKS["LoRA with PEFT"])
     tokenizer = AutoTokenizer.from_pretrained(place / "merged/mine")
     ids = tokenizer("The tide comes in, and the tide goes out.", return_tensors="pt").input_ids
@@ -168,6 +179,7 @@ def test_serve(place):
     assert found["choices"][0]["text"] == written(place / EXPORT)
 
 
+@pytest.mark.torchrun
 def test_torchrun(place):
     (block,) = BLOCKS["torchrun on several machines"]
     told = run(place, *SHELL, f"{{\n{block}}} &\n{block}wait $!")  # two machines
@@ -176,6 +188,8 @@ def test_torchrun(place):
 
 
 def test_tensorboard(place):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(place / "runs/mine/tensorboard")).Reload().Scalars("loss")
     assert [event.value for event in events] == pytest.approx(losses(place / "runs/mine"))
     with started(place, *SHELL, *BLOCKS["TensorBoard"]) as server:

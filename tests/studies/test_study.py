@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -66,14 +67,28 @@ def places(corpus, tmp_path_factory):
     return Places(folder / "data", folder / "shared", folder / "scratch", folder / "kept")
 
 
-@pytest.fixture
-def shared_data(places, corpus, monkeypatch):
-    """A text and a record of each benchmark to evaluate on, in the place of the shared data."""
+def stand_in(places, corpus, patch):
+    """Put a text and a record of each benchmark in the place of the shared data."""
     (places.shared / "benchmarks").mkdir(parents=True, exist_ok=True)
     for name, record in BENCHMARKS.items():
         (places.shared / "benchmarks" / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
-    monkeypatch.setattr(runner, "WORDS", ("the",))
-    monkeypatch.setattr(runner, "TEXTS", {"valid": str(corpus / "a_valid.jsonl.xz")})
+    patch.setattr(runner, "WORDS", ("the",))
+    patch.setattr(runner, "TEXTS", {"valid": str(corpus / "a_valid.jsonl.xz")})
+
+
+@pytest.fixture
+def shared_data(places, corpus, monkeypatch):
+    stand_in(places, corpus, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def done(places, corpus):
+    """A run that is kept, for tests that only read it."""
+    run = Run("tide", "best", "tiny", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(places, corpus, patch)
+        assert run_all([run], places, minutes=60, tell=print) == 0
+    return run
 
 
 def test_training_and_validation_are_files_of_their_own(places):
@@ -87,23 +102,35 @@ def test_a_trained_tokenizer_can_be_used_again(places, corpus, tmp_path):
     assert again.splits == TokenSplit(places.data, "train").manifest.splits
 
 
-def test_runs_are_made_once_and_kept_without_weights(places, shared_data):
+def test_a_run_is_made_once_and_kept_without_weights(done, places):
+    kept, told = places.kept / done.slug, []
+    record = json.loads((kept / "results" / "study.json").read_text())
+    assert record.keys() >= set(FIELDS)
+    assert (record["model"], record["recipe"], record["k"]) == ("tide", "best", 2)
+    assert 0 < record["val_loss"] < 7
+    assert (kept / "metrics.jsonl").exists()
+    assert json.loads((kept / "results" / "perplexity.json").read_text())["texts"].keys() == {"valid"}
+    assert not list(places.kept.rglob("*.safetensors"))
+    assert not (places.scratch / done.slug).exists()
+    assert run_all([done], places, minutes=60, tell=told.append) == 0
+    assert not told
+
+
+@pytest.mark.slow
+def test_bases_controls_and_variants_are_runs_too(places, shared_data, tmp_path):
+    places = replace(places, scratch=tmp_path / "scratch", kept=tmp_path / "kept")
     runs = [
         Run("base", "paper", "tiny", 0),
-        Run("tide", "best", "tiny", 2),
         Run("input-only", "paper", "tiny", 2),
         Run("tide", "scaled", "tiny", 2, changes={"layer_scale": 1.0, "gain_is_learned": False}),
     ]
     told = []
     assert run_all(runs, places, minutes=60, tell=told.append) == 0
     records = [run.record for run in Study(places.kept).runs]
-    assert [record["model"] for record in records] == ["base", "input-only", "tide", "tide"]
+    assert [record["model"] for record in records] == ["base", "input-only", "tide"]
     for record in records:
         assert record.keys() >= set(FIELDS)
         assert 0 < record["val_loss"] < 7
-    kept = places.kept / runs[1].slug
-    assert (kept / "metrics.jsonl").exists()
-    assert json.loads((kept / "results" / "perplexity.json").read_text())["texts"].keys() == {"valid"}
     assert not list(places.kept.rglob("*.safetensors"))
     assert not list(places.scratch.iterdir())
     told.clear()
@@ -111,6 +138,7 @@ def test_runs_are_made_once_and_kept_without_weights(places, shared_data):
     assert not told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "k"), [("base", 0), ("tide", 2)])
 def test_all_figures_of_the_paper_can_be_drawn_of_runs_that_were_looked_into(model, k, places, shared_data):
     run = Run(model, "paper", "tiny", k, seed=1, look=True)
@@ -121,6 +149,7 @@ def test_all_figures_of_the_paper_can_be_drawn_of_runs_that_were_looked_into(mod
     assert {name for name, reason in missing.items() if reason} == (set() if k else of_memory)
 
 
+@pytest.mark.slow
 def test_a_look_that_was_cut_off_goes_on_where_it_was(places, shared_data, monkeypatch):
     def cut_off(*_, **__):
         raise KeyboardInterrupt
@@ -135,17 +164,15 @@ def test_a_look_that_was_cut_off_goes_on_where_it_was(places, shared_data, monke
     assert (places.kept / run.slug / "results" / "benchmarks.json").exists()
 
 
-def test_what_was_made_with_other_settings_is_named(places, shared_data):
-    run = Run("base", "once more", "tiny", 0)
-    run_all([run], places, 60, tell=print)
-    changed = Run("base", "once more", "tiny", 0, settings={"optim.max_lr": 0.01})
-    with pytest.raises(ValueError, match=r"other settings \(optim.max_lr: 0.003 -> 0.01\): remove it, or"):
+def test_what_was_made_with_other_settings_is_named(done, places):
+    changed = replace(done, settings={**done.settings, "optim.max_lr": 0.01})
+    with pytest.raises(ValueError, match=r"optim.max_lr: 0.003 -> 0.01\): remove it, or .*--kept"):
         run_all([changed], places, 60, tell=print)
-    varied = Run("base", "once more", "tiny", 0, changes={"layer_scale": 1.0})
-    with pytest.raises(ValueError, match=r"other settings \(changes: \{\} -> \{'layer_scale': 1.0\}\)"):
+    varied = replace(done, changes={"layer_scale": 1.0})
+    with pytest.raises(ValueError, match=r"changes: \{\} -> \{'layer_scale': 1.0\}\): remove it, or"):
         run_all([varied], places, 60, tell=print)
     told = []
-    assert run_all([run, replace(run, recipe="as long")], places, minutes=0.001, tell=told.append) == 1
+    assert run_all([done, replace(done, recipe="as long")], places, minutes=0.001, tell=told.append) == 1
     assert not told  # since the one that is kept took longer
 
 
@@ -199,35 +226,58 @@ def test_what_is_missing_is_named_before_training(places, tmp_path):
     assert not list(places.scratch.glob("*no-texts*/*"))
 
 
-def test_a_record_that_is_cut_off_is_named(places, shared_data):
-    run = Run("base", "to be cut", "tiny", 0)
-    run_all([run], places, 60, tell=print)
-    record = places.kept / run.slug / "results" / "study.json"
+def test_a_record_that_is_cut_off_is_named(done, places, tmp_path):
+    shutil.copytree(places.kept / done.slug, tmp_path / done.slug)
+    record = tmp_path / done.slug / "results" / "study.json"
     record.write_text(record.read_text()[:20])
-    with pytest.raises(ValueError, match=r"study.json is not there, or is cut off: remove"):
-        run_all([run], places, 60, tell=print)
-    shutil.rmtree(record.parents[1])
+    with pytest.raises(ValueError, match=r"study\.json .*cut off: remove"):
+        run_all([done], replace(places, kept=tmp_path), 60, tell=print)
 
 
 def test_processes_side_by_side_write_logs_and_the_worst_status_is_told(tmp_path):
+    """The first to make a folder ends with 0, and the other with 2."""
+    script = (
+        "import os, sys\nprint('begun')\ntry:\n    os.mkdir(sys.argv[1])\nexcept OSError:\n    sys.exit(2)"
+    )
+    told, logs = [], tmp_path / "logs"
+    assert (
+        runner.side_by_side(2, [sys.executable, "-c", script, str(tmp_path / "made")], logs, told.append) == 2
+    )
+    assert {log.name: log.read_text() for log in logs.iterdir()} == {
+        f"process-{number}.log": "begun\n" for number in range(2)
+    }
+    assert told == [f"2 processes write to {logs}/process-*.log"]
+
+
+@pytest.mark.slow
+def test_a_wrong_call_side_by_side_is_in_the_logs(tmp_path):
     command = [sys.executable, "-m", "studies", "run", ".", "--only", "("]
-    status = runner.side_by_side(2, command, tmp_path, print)
-    assert status == 2
-    assert all("is no regular expression" in log.read_text() for log in tmp_path.glob("process-[01].log"))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert runner.side_by_side(2, command, tmp_path, print) == 2
+    logs = [log.read_text() for log in tmp_path.glob("process-[01].log")]
+    assert len(logs) == len(list(tmp_path.iterdir())) == 2
+    assert all("is no regular expression" in log for log in logs)
 
 
 def test_sigterm_reaches_processes_side_by_side(tmp_path):
+    """Once the signal is listened to: before, it would end this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop():
+        while signal.getsignal(signal.SIGTERM) is before:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert runner.side_by_side(2, command, tmp_path, print) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["report", "--results", "nothing"], "Error: nothing/runs holds no run of the base"),
-        (["run", "nothing", "--data", "nowhere"], "Error: "),
+        pytest.param(["run", "nothing", "--data", "nowhere"], "Error: ", marks=pytest.mark.slow),
     ],
 )
 def test_errors_are_one_line(words, said, tmp_path):

@@ -1,0 +1,170 @@
+"""README.md and docs/*.md have the numbers of results/, in every generated block; their prose is free."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from studies import pages, report
+from studies.__main__ import app
+from studies.blocks import names, rewritten
+from studies.compression_report import records
+from tide_lm.report.catalogue import FIGURES
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BEST = "study/runs/small-tide-8e-best-seed-0/results"
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return pages.blocks(ROOT / "results")
+
+
+@pytest.fixture(scope="module")
+def texts(blocks):
+    return {name: make() for name, make in blocks.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_numbers_are_those_of_the_results(page, texts):
+    """If this fails, `python -m studies pages` writes them."""
+    text = page.read_text(encoding="utf-8")
+    assert text == rewritten(text, {name: lambda made=made: made for name, made in texts.items()})
+
+
+def test_every_block_is_on_a_page(blocks):
+    assert {name for page in PAGES for name in names(page.read_text(encoding="utf-8"))} == blocks.keys()
+
+
+def test_no_block_is_empty(texts):
+    for name, text in texts.items():
+        assert text.strip() == text, name
+        assert text, name
+        assert not text.startswith("|") or text.count("\n") >= 2, name  # a row, below columns and rule
+
+
+def less(value):
+    """Make each number of a JSON file another one."""
+    if isinstance(value, dict):
+        return {key: less(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [less(inner) for inner in value]
+    return value * 0.5 if isinstance(value, float) else value
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """Results of which a test may change a file, if it puts it back."""
+    return shutil.copytree(ROOT / "results", tmp_path_factory.mktemp("copied") / "results")
+
+
+CHANGES = {
+    "demo": ("cpu/demo.json", less, "demo demo-setting"),
+    "decode": (
+        "h200/decode.json",
+        less,
+        "generation generation-from-store generation-in-batches generation-in-short",
+    ),
+    "values": ("h200/values.json", less, "rows-in-values"),
+    "train": ("h200/train.json", less, "training"),
+    "train, TIDE alone": (
+        "h200/train.json",
+        lambda found: {"runs": [less(run) if run["k"] else run for run in found["runs"]]},
+        "training training-in-short",
+    ),
+    "cache": ("study/cache.json", less, "cache-figure cache-hits cache-with-default"),
+    "store": ("study/cache.json", lambda found: {**found, "row_bytes": 9}, "cache-store"),
+    "upcycling": (
+        "upcycling/main.json",
+        lambda found: {**found, "runs": [less(run) if run["seed"] else run for run in found["runs"]]},
+        "upcycling-deciles upcycling-figure upcycling-in-short upcycling-ways",
+    ),
+    "upcycling, seed 0": (
+        "upcycling/main.json",
+        lambda found: {**found, "runs": [run if run["seed"] else less(run) for run in found["runs"]]},
+        "upcycling-deciles upcycling-figure upcycling-first-seed upcycling-in-short upcycling-ways",
+    ),
+    "upcycling, tokens": ("upcycling/main.json", lambda found: {**found, "tokens": 9}, "upcycling-tokens"),
+    "loss": (
+        f"{BEST}/study.json",
+        lambda found: {**found, "val_loss": found["val_loss"] - 0.1},
+        "study-beside-controls study-claims study-claims-in-short study-figure-gains study-gains "
+        "study-gains-by-recipe study-losses study-losses-by-k study-noise study-texts",
+    ),
+    "norms": (f"{BEST}/norms.json", less, "study-rows"),
+    "tasks": (f"{BEST}/benchmarks.json", less, "study-claims study-claims-in-short study-zero-shot"),
+    "texts": (f"{BEST}/perplexity.json", less, "study-best-by-text study-claims study-texts"),
+    "smaller tables": (
+        f"{BEST}/compression.json",
+        lambda found: {**found, "forms": less(found["forms"])},
+        "smaller-tables smaller-tables-in-short study-claims study-claims-in-short",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_changed_result_changes_its_blocks_and_no_other(case, copied, texts):
+    """Blocks of runs are made for changes of runs alone, and not for others, since they take longer."""
+    file, change, changed = CHANGES[case]
+    path = copied / file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(change(json.loads(before))) + "\n")
+    of_runs = file.startswith(BEST)
+    try:
+        made = {
+            name: make()
+            for name, make in pages.blocks(copied).items()
+            if name.startswith(("study-", "smaller-")) == of_runs and name != "estimate"
+        }
+    finally:
+        path.write_text(before)
+    assert {name for name, text in made.items() if text != texts[name]} == set(changed.split())
+
+
+def test_the_command_mends_a_number_and_keeps_what_was_written_by_hand(copied):
+    root = copied.parent
+    shutil.copyfile(ROOT / "README.md", root / "README.md")
+    shutil.copytree(ROOT / "docs", root / "docs")
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    by_hand = readme.replace("# TIDE\n", "# TIDE\n\nIt costs 0.987654 nats.\n", 1)
+    (number,) = set(re.findall(r"TIDE as the paper trains it \| (\d\.\d+)", readme))
+    (root / "README.md").write_text(by_hand.replace(f"trains it | {number}", "trains it | 9.999"))
+    done = CliRunner().invoke(app, ["pages", str(root)])
+    assert (done.exit_code, done.output.split()) == (0, [str(root / "README.md")])
+    assert (root / "README.md").read_text(encoding="utf-8") == by_hand
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("h200/decode.json", r"h200/decode\.json cannot be read .*git.*LOG\.md"),
+        ("study/cache.json", r"study/cache\.json cannot be read .*git.*LOG\.md"),
+        ("upcycling", r"upcycling holds no results: .*studies upcycle"),
+        ("study/runs", r"study/runs holds no run of the base.*run the study"),
+    ],
+)
+def test_a_result_that_is_not_there_is_named(file, said, copied):
+    away = (copied / file).rename(copied / "away")
+    try:
+        with pytest.raises(ValueError, match=said):
+            pages.blocks(copied)
+    finally:
+        away.rename(copied / file)
+
+
+def test_the_summaries_are_those_of_the_runs_that_are_kept():
+    study = report.read(ROOT / "results" / "study" / "runs")
+    assert (ROOT / "results" / "study" / "summary.json").read_text(encoding="utf-8") == report.summary(study)
+    assert (ROOT / "results" / "compression.json").read_text(encoding="utf-8") == records(study)
+
+
+def test_the_study_shows_every_figure_of_the_paper_and_all_that_are_drawn():
+    shown = set(
+        re.findall(r"\]\(study/(.+?)\.svg\)", (ROOT / "docs" / "STUDY.md").read_text(encoding="utf-8"))
+    )
+    assert shown >= FIGURES.keys()
+    assert shown == {path.stem for path in (ROOT / "docs" / "study").iterdir()}
