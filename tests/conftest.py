@@ -6,10 +6,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import fcntl
 import hashlib
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -18,8 +22,73 @@ from tide_lm.data.shards import Manifest, ShardWriter
 from tide_lm.model import TideConfig, TideForCausalLM
 
 torch.set_num_threads(1)
+# The same examples each time, however busy the machine is.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 VOCAB = 53
+# Each of these markers, registered in pyproject.toml, leaves a test to `make test-all`.
+LATER = ("browser", "cluster", "kernels", "slow", "torchrun")
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_addoption(parser):
+    choices = {"fast": "all but what a marker leaves for later", "rest": "what the markers leave for later"}
+    told = "; ".join(f"{name}: {what}" for name, what in choices.items())
+    parser.addoption("--part", choices=choices, help=f"One part of the suite. {told}.")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep one part of the suite, and count by marker what is left out of it."""
+    part = config.getoption("--part")
+    if part is None:
+        return
+    first = {item: next((name for name in LATER if item.get_closest_marker(name)), None) for item in items}
+    left_out = [item for item in items if (first[item] is None) != (part == "fast")]
+    config.stash[LEFT_OUT] = dict(Counter(first[item] or "fast" for item in left_out))
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if (first[item] is None) == (part == "fast")]
+
+
+def pytest_sessionfinish(session):
+    """Have a worker send what it left out to the process that talks to the user."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
+
+
+def pytest_unconfigure(config):
+    """End with one line that says what was left out, and how to run it."""
+    left_out = config.stash.get(LEFT_OUT, {})
+    if left_out and config.getoption("--part") == "fast" and not hasattr(config, "workeroutput"):
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))
+        print(f"left out: {counts}, other versions, vLLM; `make test-all` runs them too")
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """Return `made(name, make)`: a folder that all workers share, and that the first of them fills."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder = root / "shared" / name
+        folder.parent.mkdir(exist_ok=True)
+        with folder.with_suffix(".lock").open("a+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.seek(0)
+            if not lock.read():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                lock.write("made")
+        return folder
+
+    return made
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 // Runs a kernel on the host: every thread is a fiber, and all take turns, but for warps that sleep now and then.
 // Copies end, and words arrive, later and in any order, as they may on a GPU.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -34,17 +35,23 @@ namespace emulated {
 struct Gate { int arrived = 0, round = 0; };
 struct Warp { Gate gate; unsigned long long values[32]; unsigned tile[32][6]; };
 struct Block { std::vector<char> shared; std::vector<Warp> warps; Gate all, multiplying, looking; };
-struct Fiber { ucontext_t context; std::vector<char> stack; unsigned thread, block; bool done = false; };
+struct Fiber {
+    ucontext_t start;
+    jmp_buf place;  // _setjmp and _longjmp make no system call; swapcontext makes one at each turn
+    std::vector<char> stack;
+    unsigned thread, block;
+    bool begun = false, done = false;
+};
 
 static std::vector<Block> blocks;
 static std::vector<Fiber> fibers;
 static Fiber *now;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<std::function<void()>> later;
 static std::mt19937 dice;
 
 static void pass() {
-    swapcontext(&now->context, &scheduler);
+    if (!_setjmp(now->place)) _longjmp(scheduler, 1);
     threadIdx.x = now->thread, blockIdx.x = now->block;
 }
 static Block &block() { return blocks[blockIdx.x]; }
@@ -129,7 +136,18 @@ static void keep_few_registers() {}
 static void take_more_registers() {}
 
 static std::function<void()> emulated_kernel;
-static void emulated_thread() { emulated_kernel(); emulated::now->done = true; }
+static void emulated_thread() {
+    emulated_kernel();
+    emulated::now->done = true;
+    _longjmp(emulated::scheduler, 1);
+}
+static void take_turn(emulated::Fiber &f) {
+    emulated::now = &f, threadIdx.x = f.thread, blockIdx.x = f.block;
+    if (_setjmp(emulated::scheduler)) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    setcontext(&f.start);
+}
 
 static void run(std::function<void()> kernel, unsigned grid, unsigned threads, size_t shared, unsigned seed) {
     using namespace emulated;
@@ -142,10 +160,9 @@ static void run(std::function<void()> kernel, unsigned grid, unsigned threads, s
     for (unsigned i = 0; i < fibers.size(); i++) {
         Fiber &f = fibers[i];
         f.thread = i % threads, f.block = i / threads, f.stack.resize(1 << 16);
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
-        f.context.uc_link = &scheduler;
-        makecontext(&f.context, emulated_thread, 0);
+        getcontext(&f.start);
+        f.start.uc_stack.ss_sp = f.stack.data(), f.start.uc_stack.ss_size = f.stack.size();
+        makecontext(&f.start, emulated_thread, 0);
     }
     std::vector<int> asleep(grid * threads / 32);  // warps, some from the beginning
     for (int &turns : asleep) turns = dice() % 4 ? 0 : dice() % 3000;
@@ -156,8 +173,7 @@ static void run(std::function<void()> kernel, unsigned grid, unsigned threads, s
             if (f.done) continue;
             alive = true;
             if (asleep[(&f - fibers.data()) / 32]) continue;
-            now = &f, threadIdx.x = f.thread, blockIdx.x = f.block;
-            swapcontext(&scheduler, &f.context);
+            take_turn(f);
         }
         for (size_t i = 0; i < later.size();)  // about half of what is under way ends
             if (dice() % 2) {

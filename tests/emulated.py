@@ -1,6 +1,8 @@
 """The decode kernel on the host: its own source, by a C++ compiler, with fibers for its threads."""
 
 import ctypes
+import fcntl
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +12,16 @@ import torch
 from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowBytes, buffers, point, point_rows
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+HEADER = Path(__file__).with_name("emulate.hpp")
+FLAGS = [
+    "-O1",
+    "-std=c++17",
+    "-w",
+    "-shared",
+    "-fPIC",
+    "-U_FORTIFY_SOURCE",
+]  # it forbids jumps between stacks
+FLAGS += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]  # as a GPU wants it
 _ENTRIES = """
 extern "C" void run_decode(const Args *args, unsigned blocks, unsigned seed) {
     run([=] { decode(args); }, blocks, ALL_THREADS, ROOM, seed);
@@ -18,24 +30,31 @@ extern "C" int words() { return mail_words; }
 """
 
 
+def built(folder: Path, macros: dict[str, int]) -> Path:
+    """Compile the kernel, unless the same was compiled before; another process that wants it waits."""
+    assert COMPILER is not None
+    defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    source = f'#include "{HEADER}"\n{defines}#include "{SOURCE}"\n{_ENTRIES}'
+    version = subprocess.run([COMPILER, "--version"], check=True, capture_output=True, text=True).stdout
+    parts = [source, HEADER.read_text(), SOURCE.read_text(), version, *FLAGS]
+    library = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.so"
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            library.with_suffix(".cpp").write_text(source)
+            unfinished = library.with_suffix(".tmp")
+            command = [COMPILER, *FLAGS, "-o", unfinished, library.with_suffix(".cpp")]
+            subprocess.run(command, check=True)
+            unfinished.rename(library)
+    return library
+
+
 class EmulatedKernel:
-    """As `DecodeKernel`, of tensors on the host. `blocks` run at once."""
+    """As `DecodeKernel`, of tensors on the host. `blocks` run at once; `folder` keeps what is compiled."""
 
     def __init__(self, folder: Path, shape: DecodeShape, blocks: int, **macros: int) -> None:
         self.shape, self.blocks, self.seed = shape, blocks, 0
-        sizes = shape.macros(blocks, 16384) | macros
-        source = folder / "kernel.cpp"
-        source.write_text(
-            f'#include "{Path(__file__).with_name("emulate.hpp")}"\n'
-            + "".join(f"#define {name} {value}\n" for name, value in sizes.items())
-            + f'#include "{SOURCE}"\n{_ENTRIES}'
-        )
-        library = folder / "kernel.so"
-        assert COMPILER is not None
-        aligned = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]  # as a GPU wants it
-        command = [COMPILER, "-O1", "-std=c++17", "-w", "-shared", "-fPIC", *aligned, "-o", library, source]
-        subprocess.run(command, check=True)
-        self._code = ctypes.CDLL(str(library))
+        self._code = ctypes.CDLL(str(built(folder, shape.macros(blocks, 16384) | macros)))
 
     def bind(
         self,

@@ -30,6 +30,63 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["result.json"]
 
 
+@pytest.fixture
+def events(monkeypatch):
+    """What is synced to disk, as inode and size, and when something is given its name, in their order."""
+    seen: list = []
+
+    def note_sync(descriptor) -> None:
+        found = os.fstat(descriptor)
+        seen.append((found.st_ino, found.st_size))
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    for name in ("rename", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *paths, real=real: (real(*paths), seen.append("named")))
+    return seen
+
+
+def on_disk(*paths) -> list[tuple[int, int]]:
+    return [(path.stat().st_ino, path.stat().st_size) for path in paths]
+
+
+@pytest.mark.parametrize("write", ["write", "copy"])
+def test_a_file_is_on_disk_before_it_has_its_name_and_then_so_is_the_name(tmp_path, events, write):
+    path, other = tmp_path / "result.json", tmp_path / "other"
+    other.write_text("whole")
+    if write == "write":
+        runs.write_atomically(path, "whole")
+    else:
+        runs.copy_atomically(other, path)
+    assert events == [*on_disk(path), "named", *on_disk(tmp_path)]
+    assert path.read_text() == "whole"
+
+
+def test_a_folder_is_on_disk_with_all_in_it_before_it_has_its_name(tmp_path, events):
+    final = tmp_path / "export"
+    for replaced in (False, True):
+        events.clear()
+        with runs.write_folder(final) as folder:
+            (folder / "inner").mkdir()
+            (folder / "inner" / "file").write_text(f"replaced: {replaced}")
+        *before, at_last = events
+        named = before.index("named")
+        assert set(before[:named]) == {*on_disk(final / "inner" / "file", final / "inner", final)}
+        assert before[named:] == ["named"] * (1 + replaced)
+        assert at_last[0] == tmp_path.stat().st_ino
+        assert (final / "inner" / "file").read_text() == f"replaced: {replaced}"
+    assert os.listdir(tmp_path) == ["export"]
+
+
+def test_a_record_of_metrics_is_on_disk_when_it_was_added(tmp_path, events):
+    run = runs.RunDirectory(tmp_path)
+    for step in (1, 2):
+        events.clear()
+        run.add_metrics({"step": step})
+        assert events == on_disk(run.metrics)
+    assert run.last_metrics() == {"step": 2}
+
+
 def test_a_writer_killed_at_any_time_leaves_a_whole_file(tmp_path):
     path = tmp_path / "result.json"
     code = """

@@ -143,7 +143,7 @@ def test_routing_is_the_mean_over_input_tokens_of_each_decile(subject, text, tok
 
 
 def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refused(subject, text, tiny_model):
-    with pytest.raises(ValueError, match="fewer than one window of 4,096"):
+    with pytest.raises(ValueError, match="window of 4,096"):
         routing(subject, text, Windows(4096, 4096))
     small = tiny_model(vocab_size=50)
     subject = replace(subject, config=small.config, load=lambda: small)
@@ -152,7 +152,7 @@ def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refus
         lambda: collapsed(subject),
         lambda: perplexity(small, subject.tokenizer, text, WINDOWS),
     ):
-        with pytest.raises(ValueError, match="and the model has 50: they do not fit"):
+        with pytest.raises(ValueError, match="model has 50"):
             look()
 
 

@@ -6,17 +6,9 @@ import shutil
 
 import pytest
 import torch
-from cli.test_commands import tide_lm
-from typer.testing import CliRunner
+from command import result_of, tide_lm
 
-from tide_lm.cli import commands
-
-
-def result_of(*arguments: str) -> dict:
-    """In this process, since a new one takes seconds to load torch."""
-    done = CliRunner().invoke(commands(), [*arguments, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
+TEXT = "every layer knows the token beneath the context. " * 20
 
 
 @pytest.fixture
@@ -27,7 +19,7 @@ def run(trained, tmp_path):
 
 
 def test_evaluate_measures_the_held_out_text_and_any_other(run, tmp_path):
-    (tmp_path / "other.txt").write_text("every layer knows the token beneath the context. " * 20)
+    (tmp_path / "other.txt").write_text(TEXT)
     result = result_of("evaluate", str(run), "--text", f"mine={tmp_path / 'other.txt'}")
     assert result["texts"]["mine"]["perplexity"] > 1
     assert (result["texts"]["mine"]["window"], result["texts"]["mine"]["stride"]) == (32, 16)
@@ -39,16 +31,27 @@ def test_evaluate_measures_the_held_out_text_and_any_other(run, tmp_path):
     (run / "results" / "perplexity.json").write_text("{cut sh")
     result_of("evaluate", str(run), "--text", str(tmp_path / "other.txt"))
     assert json.loads((run / "results" / "perplexity.json").read_text())["texts"].keys() == {"other"}
-    shown = tide_lm("evaluate", str(run))
-    assert "held-out" in shown.stdout
-    assert "rare" in shown.stdout
+    shown = tide_lm("evaluate", run, "--text", tmp_path / "other.txt").stdout
+    perplexity = f"{result['texts']['mine']['perplexity']:,.3f}"
+    assert perplexity in shown
+    assert "other" in shown
+    assert "rare" in shown
 
 
-def test_evaluate_gives_perplexity_against_tokens(run):
-    result = result_of("evaluate", str(run), "--all-checkpoints", "--window", "32", "--stride", "32")
-    how = result["texts"]["held-out"]
+@pytest.mark.parametrize("held_out", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_evaluate_gives_perplexity_against_tokens(run, tmp_path, held_out):
+    (tmp_path / "other.txt").write_text(TEXT)
+    of = [] if held_out else ["--text", tmp_path / "other.txt"]
+    result = result_of("evaluate", run, "--all-checkpoints", "--window", "32", "--stride", "32", *of)
+    (how,) = result["texts"].values()
+    assert ("held-out" in result["texts"]) == held_out
     assert (how["window"], how["stride"]) == (32, 32)
     assert [(point["step"], point["tokens"]) for point in result["points"]] == [(2, 256), (4, 512)]
+    (name,) = result["texts"]
+    values = [point["perplexity"][name] for point in result["points"]]
+    assert values[0] != values[1]
+    last = result_of("evaluate", run, "--window", "32", "--stride", "32", *of)["texts"][name]
+    assert values[1] == pytest.approx(last["perplexity"], rel=1e-6)
     assert (run / "results" / "checkpoints.json").exists()
 
 
@@ -66,22 +69,25 @@ def test_evaluate_gives_perplexity_against_tokens(run):
         "footprint",
     ],
 )
-def test_analyze_writes_its_result_and_shows_it(run, what):
-    done = CliRunner().invoke(commands(), ["analyze", what, str(run)], catch_exceptions=False)
+def test_analyze_writes_its_result_and_shows_it(run, tmp_path, what):
+    (tmp_path / "short.txt").write_text(TEXT)
+    of = ["--text", tmp_path / "short.txt"] if what == "layer-drop" else []  # which reads it six times
+    done = tide_lm("analyze", what, run, *of)
     assert f"{what}of{run}" in "".join(done.stdout.split())
     assert len(done.stdout.splitlines()) > 5
-    result = result_of("analyze", what, str(run))[str(run)]
     written = json.loads((run / "results" / f"{what}.json").read_text())
-    assert {key: written[key] for key in result} == result
     assert written["provenance"]["versions"]["torch"]
+    result = result_of("analyze", what, run, *of)[str(run)]
+    assert {key: written[key] for key in result} == result
 
 
 @pytest.mark.parametrize("what", ["updates", "gradients", "footprint"])
 def test_what_needs_no_weights_reads_none(run, what):
     (run / "export" / "model.safetensors").unlink()
     result_of("analyze", what, str(run))
-    with pytest.raises(ValueError, match="cannot be opened as a model"):
-        result_of("analyze", "norms", str(run))
+    refused = tide_lm("analyze", "norms", run)
+    assert refused.returncode == 1
+    assert "cannot be opened as a model" in refused.stderr
 
 
 def _llm(kind: str, vocabulary: int):
@@ -139,9 +145,9 @@ def test_what_works_on_any_causal_model_works_on_others(kind, tokenizer, prepare
     ],
 )
 def test_wrong_calls_exit_with_2(run, arguments, words):
-    done = CliRunner().invoke(commands(), [str(run) if word == "RUN" else word for word in arguments])
-    assert done.exit_code == 2
-    assert words in " ".join(done.stderr.replace("│", " ").split())
+    done = tide_lm(*(run if word == "RUN" else word for word in arguments))
+    assert done.returncode == 2
+    assert words in done.said
 
 
 def test_wrong_calls_are_named(run, tmp_path):
@@ -166,32 +172,45 @@ def test_an_analysis_of_memory_refuses_a_base_model(tiny_model, tokenizer, tmp_p
     tokenizer.save_pretrained(folder)
     for what in ("routing", "layer-drop", "distances", "neighbours"):
         text = ("--text", "builtin") if what in ("routing", "layer-drop") else ()
-        with pytest.raises(ValueError, match="base has no memory"):
-            result_of("analyze", what, str(folder), *text)
-    done = tide_lm("analyze", "distances", str(folder))
-    assert (done.returncode, done.stderr.splitlines()[-1][:6]) == (1, "error:")
+        done = tide_lm("analyze", what, folder, *text)
+        assert (done.returncode, done.stderr.splitlines()[-1][:6]) == (1, "error:")
+        assert "base has no memory" in done.stderr
     monkeypatch.chdir(tmp_path)
     result_of("analyze", "collapse", str(folder))
     assert (tmp_path / "runs" / "base" / "results" / "collapse.json").exists()
 
 
-def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path):
+def on_bare_axes(panel, name):
+    """Draw a panel without laying it out and writing it, which takes most of the time."""
+    from matplotlib.figure import Figure
+
+    panel.draw(Figure().add_subplot())
+    return f"<svg>{name}</svg>"
+
+
+@pytest.mark.parametrize(
+    "laid_out", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["bare", "laid out"]
+)
+def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path, monkeypatch, laid_out):
     """A run, a copy of it as the other, and every command: what one floor writes, the next one reads."""
     from tide_lm.cli.analyze import READS, What
     from tide_lm.report.catalogue import FIGURES
 
+    (tmp_path / "text.txt").write_text(TEXT)
+    text = ["--text", tmp_path / "text.txt"]
+    options = {"token": ["--token", "layer"], "delta": ["--delta", "9"], "text": text}
+    for what in What:
+        chosen = [word for name in sorted(READS[what]) for word in options.get(name, [])]
+        result_of("analyze", what.value, run, *chosen)
+    result_of("evaluate", run, *text)
+    result_of("evaluate", run, "--all-checkpoints", *text)
+    result_of("compress", run, "--form", "4 bits", "--form", "16 bits, rank 0.5", *text)
     other = tmp_path / "other"
     shutil.copytree(run, other)
-    (tmp_path / "text.txt").write_text("every layer knows the token beneath the context. " * 20)
-    for model in (run, other):
-        for what in What:
-            options = {"token": ["--token", "layer"], "delta": ["--delta", "9"]}
-            chosen = [word for name in READS[what] for word in options.get(name, [])]
-            result_of("analyze", what.value, str(model), *chosen)
-        result_of("evaluate", str(model), "--text", str(tmp_path / "text.txt"))
-        result_of("evaluate", str(model), "--all-checkpoints")
-        result_of("compress", str(model), "--form", "4 bits", "--form", "16 bits, rank 0.5")
-    done = CliRunner().invoke(commands(), ["report", str(run), str(other), "--cards"], catch_exceptions=False)
+    if not laid_out:
+        monkeypatch.setattr("tide_lm.report.page.inline_svg", on_bare_axes)
+    done = tide_lm("report", run, other, "--cards")
+    assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     assert "by word" in (run / "export" / "README.md").read_text()
     page = (run / "report" / "index.html").read_text()

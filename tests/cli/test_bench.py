@@ -5,30 +5,34 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import call, tide_lm
 
 from tide_lm import presets
-from tide_lm.cli import commands
 from tide_lm.train import benchmark
 
 GAVE_UP = {"plain": True, "out_of_memory": True}
 
 
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Warm up for one step, and leave the process to the next test as it was."""
+    monkeypatch.setattr(benchmark, "WARM_UP", 1)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def test_bench_times_models_beside_plain_ones(tmp_path):
     out = tmp_path / "results" / "train.json"
     arguments = ["base-tiny", "tide-2e-tiny", "--batch", "1", "--sequence", "16", "--steps", "1"]
-    done = CliRunner().invoke(
-        commands(),
-        ["bench", "train", *arguments, "--peers", "--out", str(out)],
-        catch_exceptions=False,
-    )
-    assert done.exit_code == 0
+    done = tide_lm("bench", "train", *arguments, "--peers", "--out", out)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.count("tide-2e-tiny, plain") == 2
     assert re.search(r"model +ids +rows +forward +backward +optimizer", done.stdout)
     written = json.loads(out.read_text())
@@ -53,7 +57,7 @@ def test_each_vocabulary_is_timed_and_what_needs_too_much_memory_is_told(tmp_pat
     out = tmp_path / "train.json"
     arguments = ["--batch", "1", "--sequence", "16", "--steps", "1", "--peers", "--out", str(out)]
     models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny+values:400"]
-    done = CliRunner().invoke(commands(), ["bench", "train", *models, *arguments], catch_exceptions=False)
+    done = tide_lm("bench", "train", *models, *arguments)
     assert done.stdout.count("out of memory") == 1
     timed, failed, *others = json.loads(out.read_text())["runs"]
     assert failed == {**{name: timed[name] for name in ("preset", "k", "vocab")}, **GAVE_UP}
@@ -69,9 +73,9 @@ def test_rows_may_be_timed_in_values_too():
 
 
 def refused(*arguments):
-    done = CliRunner().invoke(commands(), ["bench", "train", *arguments])
-    assert done.exit_code == 2
-    return " ".join(done.stderr.replace("│", " ").split())
+    done = tide_lm("bench", "train", *arguments)
+    assert done.returncode == 2
+    return done.said
 
 
 @pytest.mark.parametrize("ids", ["", "1", "-3", "many"])
@@ -101,10 +105,8 @@ def test_a_store_is_timed_and_removed(tmp_path):
     place, out = tmp_path / "disk", tmp_path / "store.json"
     place.mkdir()
     options = ["tide-4e-tiny", "--decode", "tide-4e-tiny", "--tokens", "50", "--rounds", "1", "--bits", "8"]
-    done = CliRunner().invoke(
-        commands(), ["bench", "store", *options, "--folder", str(place), "--out", str(out), "--json"]
-    )
-    assert done.exit_code == 0, done.stderr
+    done = tide_lm("bench", "store", *options, "--folder", place, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found == json.loads(done.stdout)
     assert found["read"]["seconds"].keys() >= {"mmap", "reader"}
@@ -112,6 +114,29 @@ def test_a_store_is_timed_and_removed(tmp_path):
     assert not list(place.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("kind", "at_work"),
+    [("store", "compress.benchmark.read_speed"), ("decode", "serve.benchmark._timed")],
+    ids=["store", "decode"],
+)
+def test_a_store_is_removed_when_this_process_is_told_to_end(tmp_path, monkeypatch, kind, at_work):
+    """As below, without a process of its own."""
+    written = []
+
+    def told_to_end(*_):
+        written.extend(tmp_path.glob("*/rows.tide"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(f"tide_lm.{at_work}", told_to_end)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = ["--folder", tmp_path] if kind == "store" else ["--context", "4", "8", "--memory", "store"]
+    assert tide_lm("bench", kind, "tide-2e-tiny", *place).returncode == 128 + signal.SIGTERM
+    assert len(written) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -121,8 +146,8 @@ def test_a_store_is_timed_and_removed(tmp_path):
     ids=lambda arguments: arguments[0],
 )
 def test_a_store_is_removed_when_the_bench_is_ended(tmp_path, arguments):
-    command, places = [sys.executable, "-m", "tide_lm", "bench"], os.environ | {"TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([*command, *arguments], cwd=tmp_path, env=places)
+    places = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(call("bench", *arguments), cwd=tmp_path, env=places)
     until = time.monotonic() + 120
     while not [*tmp_path.glob("*/rows.tide"), *tmp_path.glob(".*/rows.tide")] and time.monotonic() < until:
         time.sleep(0.05)
@@ -142,9 +167,9 @@ def test_a_store_is_removed_when_the_bench_is_ended(tmp_path, arguments):
     ],
 )
 def test_what_has_no_store_is_refused(arguments, said):
-    done = CliRunner().invoke(commands(), ["bench", "store", *arguments])
-    assert done.exit_code == 2
-    assert said in " ".join(done.stderr.replace("│", " ").split())
+    done = tide_lm("bench", "store", *arguments)
+    assert done.returncode == 2
+    assert said in done.said
 
 
 def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
@@ -165,8 +190,8 @@ def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
     ]
     arguments += ["--memory", "device", "--memory", "store", "--out", str(out)]
     arguments += ["--ids", str(tmp_path / "ids.npy"), "--counts", str(tmp_path / "counts.npy")]
-    done = CliRunner().invoke(commands(), ["bench", "decode", *arguments], catch_exceptions=False)
-    assert done.exit_code == 0
+    done = tide_lm("bench", "decode", *arguments)
+    assert done.returncode == 0, done.stderr
     assert re.search(r"ms/token +tokens/s +GB/s +of floor +over base", done.stdout)
     written = json.loads(out.read_text())
     engines = [run for run in written["runs"] if run["by"] == "engine"]
@@ -204,6 +229,6 @@ def test_bench_decodes_beside_its_peers_wherever_rows_are(tmp_path):
     ],
 )
 def test_what_cannot_be_decoded_is_told(arguments, told):
-    done = CliRunner().invoke(commands(), ["bench", "decode", *arguments])
-    assert done.exit_code == 2
-    assert told in " ".join(done.stderr.replace("│", " ").split())
+    done = tide_lm("bench", "decode", *arguments)
+    assert done.returncode == 2
+    assert told in done.said

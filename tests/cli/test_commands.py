@@ -1,30 +1,35 @@
-"""The command as a user calls it: real processes, their output and exit status."""
+"""The commands that only calculate or look around, as a user calls them, and the demo."""
 
+import dataclasses
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from command import process, result_of, tide_lm
 
 from tide_lm import presets
-from tide_lm.cli import doctor
+from tide_lm.cli import demo, doctor
 from tide_lm.cli.demo import both_runs
 from tide_lm.data.shards import TokenSplit
 
 
-def tide_lm(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tide_lm", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, **{"timeout": 300, **options})
-
-
-def result_of(*arguments: str, **options) -> dict:
-    done = tide_lm(*arguments, "--json", **options)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.mark.parametrize(
+    ("arguments", "status", "stream", "said"),
+    [
+        (["--version"], 0, "stdout", "."),
+        (["estimate", "tide-9z"], 2, "stderr", "tide-9z"),
+        (["report", "nowhere"], 1, "stderr", "error: there is no run nowhere"),
+    ],
+    ids=["done", "wrong call", "failed"],
+)
+def test_a_process_of_its_own_has_the_exit_status_of_what_happened(arguments, status, stream, said):
+    done = process(*arguments)
+    assert done.returncode == status
+    assert said in getattr(done, stream)
+    assert "Traceback" not in done.stderr
 
 
 def test_presets_lists_every_model_with_its_sources():
@@ -38,7 +43,7 @@ def test_presets_lists_every_model_with_its_sources():
 
 
 def test_presets_are_readable_in_eighty_columns():
-    listing = tide_lm("presets", env={"COLUMNS": "20", "PATH": ""}).stdout
+    listing = tide_lm("presets", env={"COLUMNS": "20"}).stdout
     for text in ("base-1b", "1,033.5M", "32/8 a", "128,256", "a: assumed"):
         assert text in listing
     assert "stated by the paper" in tide_lm("presets", "tide-8e-1b").stdout
@@ -148,7 +153,7 @@ def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):
     done = tide_lm(*arguments)
     assert done.returncode == 2
     assert not done.stdout
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert message in done.said
 
 
 def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
@@ -159,31 +164,95 @@ def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.fixture
+def small_demo(tmp_path, monkeypatch):
+    """The demo on a small text, of two smaller models, and with a page that only names its runs."""
+    from pydoc_data.topics import topics
+
+    from tide_lm.analysis.contexts import TEMPLATES
+    from tide_lm.data.prepare import prepare
+
+    texts = [topics[name][:1000] for name in sorted(topics)[:40]]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepare(str(tmp_path / "texts.jsonl"), tmp_path / "data", train_tokenizer=300, validation=0.15)
+    settings = demo.settings
+
+    def smaller(*arguments):
+        config = settings(*arguments)
+        data = dataclasses.replace(config.data, sequence=32)
+        train = dataclasses.replace(config.train, batch=4, micro_batch=4, validation_sequences=4)
+        model = dataclasses.replace(config.model, vocab_size=300)
+        return dataclasses.replace(config, data=data, train=train, model=model)
+
+    def page(runs, path):
+        path.parent.mkdir()
+        path.write_text("\n".join(map(str, runs)))
+        return path
+
+    monkeypatch.setattr(demo, "_prepare", lambda folder: tmp_path / "data")
+    monkeypatch.setattr(demo, "PRESETS", {"base": "base-tiny", "tide": "tide-2e-tiny"})
+    monkeypatch.setattr(demo, "settings", smaller)
+    monkeypatch.setattr(demo, "COMPRESSED", ["4 bits", "16 bits, rank 0.7"])
+    few = {category: templates[:3] for category, templates in TEMPLATES.items()}
+    monkeypatch.setattr("tide_lm.analysis.collapse.TEMPLATES", few)
+    monkeypatch.setattr("tide_lm.report.page.write_report", page)
+    return tmp_path / "demo"
+
+
+def test_a_small_demo_compares_two_models_and_looks_into_both(small_demo):
+    done = tide_lm("demo", "--steps", "10", "--run", small_demo)
+    assert done.returncode == 0, done.stderr
+    written = json.loads((small_demo / "results" / "demo.json").read_text())
+    for kind in ("base", "tide"):
+        validation = json.loads((small_demo / kind / "results" / "validation.json").read_text())
+        assert (written[kind]["val_loss"], written[kind]["tokens"]) == (validation["loss"], 10 * 4 * 32)
+        assert written[kind]["loss_by_decile"] == validation["loss_by_decile"]
+    of_all = f"{written['base']['val_loss']:.3f} +{written['tide']['val_loss']:.3f}"
+    more = written["tide"]["val_loss"] - written["base"]["val_loss"]
+    assert re.search(rf"all +{of_all} +\{more:+.3f}", done.stdout)
+    routing = json.loads((small_demo / "tide" / "results" / "routing.json").read_text())
+    last = [None if row is None else row[-1] for row in routing["by_layer"][-1]]
+    assert written["null_bank_by_decile"] == last[:-1]
+    names = {
+        kind: {path.stem for path in (small_demo / kind / "results").glob("*.json")}
+        for kind in ("base", "tide")
+    }
+    assert names["base"] >= {"norms", "updates", "gradients", "collapse", "footprint", "validation"}
+    of_memory = {"routing", "layer-drop", "distances", "neighbours", "compression"}
+    assert names["tide"] - names["base"] == of_memory
+    page = (small_demo / "report" / "index.html").read_text()
+    assert page == f"{small_demo / 'base'}\n{small_demo / 'tide'}"
+    assert both_runs(str(small_demo)) == (str(small_demo / "tide"), str(small_demo / "base"))
+    assert both_runs(str(small_demo / "tide")) is None
+    assert f"tide-lm explore {small_demo}" in done.stderr
+
+
 @pytest.fixture(scope="module")
-def demo_run(tmp_path_factory):
-    run = tmp_path_factory.mktemp("demo") / "demo"
-    return run, result_of("demo", "--steps", "12", "--run", str(run))
+def demo_run(made_once):
+    def make(folder):
+        done = tide_lm("demo", "--steps", "12", "--run", folder / "run")
+        assert done.returncode == 0, done.stderr
+
+    return made_once("demo", make) / "run"
 
 
+@pytest.mark.slow
 def test_demo_trains_both_models_and_writes_its_numbers(demo_run):
-    run, result = demo_run
-    written = json.loads((run / "results" / "demo.json").read_text())
-    assert {key: written[key] for key in result} == result
-    assert written["provenance"]["seed"] == 0
+    result = json.loads((demo_run / "results" / "demo.json").read_text())
+    assert result["provenance"]["seed"] == 0
     assert result["tide"]["parameters"] > result["base"]["parameters"]
     for kind in ("base", "tide"):
         assert result[kind]["val_loss"] < 8  # a uniform guess over 4,096 tokens is 8.32
         assert len(result[kind]["loss_by_decile"]) == 10
-        assert (run / kind / "export" / "config.json").exists()
+        assert (demo_run / kind / "export" / "config.json").exists()
     assert len(result["null_bank_by_decile"]) == 10
-    assert both_runs(str(run)) == (str(run / "tide"), str(run / "base"))  # for `tide-lm explore runs/demo`
-    assert both_runs(str(run / "tide")) is None
-    page = (run / "report" / "index.html").read_text()
+    page = (demo_run / "report" / "index.html").read_text()
     figures = ["norms", "collapse", "separation", "routing", "layer-drop", "distances", "neighbours"]
     for figure in [*figures, "bits", "ranks"]:
         assert f'id="{figure}"' in page, figure
 
 
+@pytest.mark.browser
 def test_pictures_are_taken_of_the_demos_pages(demo_run, tmp_path):
     from PIL import Image
 
@@ -193,7 +262,7 @@ def test_pictures_are_taken_of_the_demos_pages(demo_run, tmp_path):
     pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
     if shutil.which("chromium") is None and shutil.which("chromium-browser") is None:
         pytest.skip("chromium is missing: apt-get install chromium")
-    pictures.take(demo_run[0], tmp_path, lambda line: None)
+    pictures.take(demo_run, tmp_path, lambda line: None)
     shown = Path(pictures.__file__).parents[1] / "docs" / "pictures"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in shown.iterdir()}
     for path in tmp_path.iterdir():
@@ -202,15 +271,15 @@ def test_pictures_are_taken_of_the_demos_pages(demo_run, tmp_path):
         assert len(picture.getcolors()) > 20  # something is drawn
 
 
+@pytest.mark.slow
 def test_the_demos_held_out_text_is_not_in_its_training_text(demo_run):
     """Documents are split whole, and no docstring stands in two of them."""
     from transformers import AutoTokenizer
 
-    run, _ = demo_run
-    tokenizer = AutoTokenizer.from_pretrained(run / "data" / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(demo_run / "data" / "tokenizer")
 
     def paragraphs(split: str) -> set[str]:
-        tokens = TokenSplit(run / "data", split)
+        tokens = TokenSplit(demo_run / "data", split)
         text = tokenizer.decode(tokens.read(0, len(tokens)))
         return {part.strip() for part in re.split(r"\n\s*\n", text) if len(part.strip()) > 300}
 
@@ -222,7 +291,7 @@ def test_the_demos_held_out_text_is_not_in_its_training_text(demo_run):
 
 def test_demo_into_a_place_that_cannot_be_written_fails_before_it_trains(tmp_path):
     (tmp_path / "file").write_text("")
-    done = tide_lm("demo", "--run", str(tmp_path / "file"), timeout=30)
+    done = tide_lm("demo", "--run", tmp_path / "file")
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error:")
     assert "Traceback" not in done.stderr

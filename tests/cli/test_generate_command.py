@@ -1,8 +1,7 @@
 """`tide-lm generate` as a user calls it, on a CPU."""
 
 import pytest
-from cli.test_analyze_and_evaluate import result_of
-from cli.test_commands import tide_lm
+from command import result_of, tide_lm
 
 ARGUMENTS = ("--max-new-tokens", "12")
 
@@ -20,7 +19,7 @@ def test_text_is_written_as_json_has_it(trained):
 
 
 def test_a_prompt_may_come_from_stdin(trained):
-    done = tide_lm("generate", str(trained), *ARGUMENTS, input="every layer")
+    done = tide_lm("generate", str(trained), *ARGUMENTS, stdin="every layer")
     assert done.stdout == text_of(str(trained), "every layer") + "\n"
 
 
@@ -55,7 +54,7 @@ def test_a_packed_model_generates_from_its_store(trained, tmp_path):
     ],
 )
 def test_what_cannot_be_is_told(trained, arguments, status, told):
-    done = tide_lm("generate", str(trained), *arguments)
+    done = tide_lm("generate", trained, *arguments)
     assert done.returncode == status
     assert told in done.stderr
     assert "Traceback" not in done.stderr

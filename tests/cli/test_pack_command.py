@@ -5,12 +5,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from cli.test_analyze_and_evaluate import result_of
-from cli.test_commands import tide_lm
+from command import call, result_of, tide_lm
 
 from tide_lm.store.format import BLOCK
 from tide_lm.store.reader import StoreFile
@@ -87,9 +85,8 @@ def test_a_store_may_be_given_a_budget_and_tells_what_was_read(packed, text, tmp
     for wrong in ("disk", "store:", "store:-1", "cpu:64"):
         done = tide_lm("evaluate", str(folder), "--memory", wrong)
         assert done.returncode == 2
-        assert "is none of device, cpu, store and store:MIB" in " ".join(
-            done.stderr.replace("│", " ").split()
-        )
+        assert repr(wrong) in done.said
+        assert "device, cpu, store and store:MIB" in done.said
 
 
 def test_a_damaged_store_is_named_in_full(packed, text, tmp_path):
@@ -99,7 +96,8 @@ def test_a_damaged_store_is_named_in_full(packed, text, tmp_path):
         file.truncate(70_000)
     done = tide_lm("evaluate", str(broken), "--memory", "store", "--text", text, "--run", str(tmp_path))
     assert done.returncode == 1
-    assert f"{broken / 'memory.tide'} cannot be read as a store: it has 70,000 bytes" in done.stderr
+    assert f"{broken / 'memory.tide'} " in done.stderr
+    assert "70,000 bytes" in done.stderr
     assert done.stderr.rstrip().endswith("copy it again")
 
 
@@ -132,29 +130,31 @@ def test_what_cannot_be_packed_is_refused(packed, trained, tmp_path):
     ):
         done = tide_lm("pack", *arguments)
         assert done.returncode == code, done.stderr
-        assert said in " ".join(done.stderr.replace("│", " ").split())
+        assert said in done.said
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "a.txt").write_text("a text")
     done = tide_lm("compress", str(folder), "--run", str(tmp_path), "--text", str(tmp_path / "a.txt"))
     assert "this model is packed, and has no tables" in done.stderr, done.stderr
     done = tide_lm("evaluate", str(trained), "--memory", "store", "--run", str(tmp_path))
-    assert "pack it first, with `tide-lm pack`" in " ".join(done.stderr.split())
+    assert "pack it first, with `tide-lm pack`" in done.said
 
 
-def test_a_kill_while_packing_leaves_no_folder(trained, tmp_path):
+@pytest.mark.parametrize(
+    "delay", [0.0, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.02, 0.1))]
+)
+def test_a_kill_while_packing_leaves_no_folder(trained, tmp_path, delay):
     out = tmp_path / "packed"
-    command = [sys.executable, "-m", "tide_lm", "pack", str(trained), "--out", str(out)]
-    for delay in (0.0, 0.02, 0.1):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 120
-        while not (tmp_path / ".packed.tmp").exists() and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.002)
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if out.exists():  # it was done before
-            assert result_of("pack", str(out), "--verify")["rows"]
-            shutil.rmtree(out)
+    command = call("pack", trained, "--out", out)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not (tmp_path / ".packed.tmp").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if out.exists():  # it was done before
+        assert result_of("pack", str(out), "--verify")["rows"]
+        shutil.rmtree(out)
     result_of("pack", str(trained), "--out", str(out))
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
@@ -168,9 +168,7 @@ def test_compress_measures_forms_and_shows_them(trained, text, tmp_path):
     assert kept["forms"] == found["forms"]
     shown = tide_lm("compress", *options, "--form", "4 bits, rank 3")
     assert shown.returncode == 2
-    assert "'4 bits, rank 3' is none of '16 bits', '8 bits'" in " ".join(
-        shown.stderr.replace("│", " ").split()
-    )
+    assert "'4 bits, rank 3' is none of '16 bits', '8 bits'" in shown.said
     shown = tide_lm("compress", *options, "--form", "4 bits").stdout
     assert "4 bits" in shown
     assert "rare tokens" in shown

@@ -5,20 +5,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from command import call, tide_lm
 
 from tide_lm.data.shards import TokenSplit
 
-PREPARE = [sys.executable, "-m", "tide_lm", "prepare"]
 IN_TASKS = ["--out", "out", "--executor", "local", "--tasks", 2]
-
-
-def call(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run([*PREPARE, *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -33,13 +28,13 @@ def text(tmp_path):
 
 def test_it_prints_what_it_made(text, tmp_path):
     options = ["--train-tokenizer", 300, "--validation", 0.1, "--text-field", "body"]
-    done = call(text, "--out", tmp_path / "a", *options, "--json")
+    done = tide_lm("prepare", text, "--out", tmp_path / "a", *options, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"Preparing {text} ...\n"
     result = json.loads(done.stdout)
     assert result["tokens"]["train"] == len(TokenSplit(tmp_path / "a"))
     assert sum(result["documents"].values()) == 200
-    table = call(text, "--out", tmp_path / "b", *options, "--processes", 2).stdout
+    table = tide_lm("prepare", text, "--out", tmp_path / "b", *options, "--processes", 2).stdout
     assert result["sha256"] in table
     assert f"{result['documents']['train']} train" in table
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
@@ -47,9 +42,9 @@ def test_it_prints_what_it_made(text, tmp_path):
 
 def test_an_executor_prints_the_same(text, tmp_path):
     options = ["--train-tokenizer", 300, "--validation", 0.1, "--text-field", "body", "--json"]
-    usual = call(text, "--out", tmp_path / "a", *options)
+    usual = tide_lm("prepare", text, "--out", tmp_path / "a", *options)
     in_tasks = ["--executor", "local", "--tasks", 2, "--executor-option", "workers=1"]
-    done = call(text, "--out", tmp_path / "b", *options, *in_tasks)
+    done = tide_lm("prepare", text, "--out", tmp_path / "b", *options, *in_tasks)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {**json.loads(usual.stdout), "folder": str(tmp_path / "b")}
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
@@ -58,7 +53,7 @@ def test_an_executor_prints_the_same(text, tmp_path):
 def test_a_failing_task_is_one_clear_error(text, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     options = ["--tokenizer", tmp_path / "tokenizer", "--executor", "local", "--tasks", 2]
-    done = call(text, "--out", tmp_path / "out", *options)  # without its --text-field
+    done = tide_lm("prepare", text, "--out", tmp_path / "out", *options)  # without its --text-field
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: the stage 'encode' failed (")
@@ -67,8 +62,22 @@ def test_a_failing_task_is_one_clear_error(text, tmp_path, tokenizer):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_builtin_text_is_what_is_prepared_if_no_other_is_named(tmp_path, monkeypatch):
+    asked = []
+
+    def refuse(source, *_, **__):
+        asked.append(source)
+        raise ValueError("asked for it")
+
+    monkeypatch.setattr("tide_lm.data.prepare.prepare", refuse)
+    done = tide_lm("prepare", "--out", tmp_path / "out", "--train-tokenizer", 258)
+    assert (done.returncode, asked) == (1, ["builtin"])
+    assert "error: asked for it" in done.stderr
+
+
+@pytest.mark.slow
 def test_the_builtin_text_is_the_default(tmp_path):
-    done = call("--out", tmp_path / "out", "--train-tokenizer", 258, "--json")
+    done = tide_lm("prepare", "--out", tmp_path / "out", "--train-tokenizer", 258, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"]["train"] > 10_000_000
 
@@ -97,15 +106,23 @@ def test_the_builtin_text_is_the_default(tmp_path):
 )
 def test_a_wrong_call_says_why(tmp_path, monkeypatch, options, status, message):
     monkeypatch.chdir(tmp_path)
-    done = call(*options)
+    done = tide_lm("prepare", *options)
     assert done.returncode == status
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert message in done.said
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("processes", "by"),
+    [
+        pytest.param(1, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGKILL, marks=pytest.mark.slow),
+        (2, signal.SIGINT),
+    ],
+    ids=["1-kill", "1-interrupt", "2-kill", "2-interrupt"],
+)
 def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(
     text, tmp_path, tokenizer, processes, by
 ):
@@ -114,7 +131,7 @@ def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(
     text.write_text(line * 300_000)  # half a minute of work
     out = tmp_path / "work" / "out"
     options = ["--text-field", "body", "--tokenizer", tmp_path / "tokenizer", "--processes", processes]
-    command = [*PREPARE, *map(str, (text, "--out", out, *options))]
+    command = call("prepare", text, "--out", out, *options)
     heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests may run behind a `&`
     child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, preexec_fn=heard)
     deadline = time.monotonic() + 120

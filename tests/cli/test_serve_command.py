@@ -13,9 +13,9 @@ from json import dumps, loads
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import tide_lm
 
-from tide_lm.cli import commands, serve
+from tide_lm.cli import serve
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 
@@ -38,6 +38,7 @@ def answer(address, body=None, wait=60):
         return loads(found.read())
 
 
+@pytest.mark.slow
 def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -84,16 +85,42 @@ def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tm
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("has_vllm", [True, False])
+def test_the_server_that_is_there_takes_the_place_of_the_process(folder, monkeypatch, has_vllm):
+    """With what follows `--`, with the export of a run, and safe from modules beside it."""
+    asked = []
+    monkeypatch.setattr(
+        serve.importlib.util, "find_spec", lambda name: True if has_vllm else name != "vllm" or None
+    )
+    monkeypatch.setattr(serve.os, "execve", lambda *call: asked.append(call))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = tide_lm("serve", folder, "--port", port, "--", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    ((program, (first, *words), environment),) = asked
+    assert program == first == sys.executable
+    module = "vllm.entrypoints.openai.api_server" if has_vllm else "tide_lm.interop.transformers_server"
+    assert words[:2] == ["-m", module]
+    assert words[-7:] == [
+        str(folder / "export"),
+        *("--host", "127.0.0.1", "--port", str(port), "--device", "cpu"),
+    ]
+    assert environment["PYTHONSAFEPATH"] == "1"
+
+
 @pytest.mark.parametrize(
     ("model", "told"), [("no/such/folder", "there is no no/such/folder"), (".", "cannot read a model config")]
 )
 def test_what_is_no_model_is_refused_at_once(tmp_path, monkeypatch, model, told):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(commands(["serve", "doctor"]), ["serve", model])
-    assert told in str(done.exception)
+    done = tide_lm("serve", model)
+    assert done.returncode == 1
+    assert told in done.said
 
 
 def test_without_a_server_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
-    done = CliRunner().invoke(commands(["serve", "doctor"]), ["serve", "model"])
-    assert "pip install 'tide-lm[serve]'" in str(done.exception)
+    done = tide_lm("serve", "model")
+    assert done.returncode == 1
+    assert "pip install 'tide-lm[serve]'" in done.said

@@ -103,7 +103,7 @@ def test_a_power_of_frequencies_is_between_none_and_all(memory):
 def test_a_row_that_is_not_finite_is_named(memory):
     with torch.no_grad():
         memory.weight[17, 1, 3] = float("nan")
-    with pytest.raises(ValueError, match="the row of token 17 in block 2 is not finite"):
+    with pytest.raises(ValueError, match=r"token 17 in block 2 .*not finite"):
         Encoder(memory, Form(4), FINGERPRINT)
 
 
@@ -117,8 +117,8 @@ def test_rows_of_zeros_stay_zeros(memory):
 @pytest.mark.parametrize(
     ("form", "counts", "message"),
     [
-        ({"rank": 0.5, "weighted": 1}, None, "how frequent tokens are is not known"),
-        ({}, np.ones(3), "there are 3 counts of tokens: there must be 53"),
+        ({"rank": 0.5, "weighted": 1}, None, "frequent.*not known"),
+        ({}, np.ones(3), "3 counts.* 53"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(memory, form, counts, message):

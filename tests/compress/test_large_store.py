@@ -60,6 +60,7 @@ def generated(folder, **options):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status, as Linux has it")
 def test_three_gigabytes_of_tables_take_little_memory(tmp_path):
     if shutil.disk_usage(tmp_path).free < 8 << 30:

@@ -134,7 +134,7 @@ def test_a_copy_of_a_packed_model_is_a_model(packed, token_ids, place, monkeypat
     model.save_pretrained(tmp_path / "again")
     (packed[1] / STORE).unlink()
     assert torch.equal(logits(copy.deepcopy(model), token_ids), expected)
-    with pytest.raises(StoreError, match="was replaced or removed"):
+    with pytest.raises(StoreError, match="replaced or removed"):
         pickle.dumps(model.model.memory)
 
 
@@ -142,7 +142,7 @@ def test_a_copy_of_a_packed_model_is_a_model(packed, token_ids, place, monkeypat
 def test_a_token_beyond_the_vocabulary_is_no_damaged_row(packed, place):
     model = TideForCausalLM.from_pretrained(packed[1], memory=place)
     for token in (-1, 53):
-        with pytest.raises(ValueError, match=f"token id {token} is outside the vocabulary of 53"):
+        with pytest.raises(ValueError, match=f"token id {token} .* 53"):
             model.model.memory(torch.tensor([[3, token]]))
 
 
@@ -218,7 +218,7 @@ def test_a_store_that_was_replaced_is_not_saved_as_what_was_opened(packed, tmp_p
     other = tmp_path / "other"
     other.write_bytes((folder / STORE).read_bytes())
     other.rename(folder / STORE)
-    with pytest.raises(StoreError, match="was replaced or removed after it was opened"):
+    with pytest.raises(StoreError, match="replaced or removed"):
         model.save_pretrained(tmp_path / "again")
     assert not (tmp_path / "again" / STORE).exists()
 
@@ -235,13 +235,13 @@ def test_rows_of_weights_that_are_offloaded_stay_in_the_hosts_memory(packed, tok
 
 def test_a_base_model_has_no_rows_to_be_anywhere(tiny_model, tmp_path):
     tiny_model(num_memory_blocks=0).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a base model, without any memory: leave that out"):
+    with pytest.raises(ValueError, match=r"is a base model.*leave that out"):
         TideForCausalLM.from_pretrained(tmp_path, memory="store")
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(tiny_model, tmp_path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValueError, match="is not an empty folder: remove it"):
+    with pytest.raises(ValueError, match=r"not an empty folder.*remove it"):
         pack(tiny_model(), tmp_path, Form(4))
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
 
@@ -257,24 +257,22 @@ def test_the_folder_holds_what_is_left_of_the_weights(packed):
 
 def test_what_a_packed_model_cannot_do_is_said(packed, token_ids):
     model = TideForCausalLM.from_pretrained(packed[1], memory="store")
-    with pytest.raises(ValueError, match="a packed memory cannot be trained"):
+    with pytest.raises(ValueError, match="cannot be trained"):
         model.train()(token_ids)
     with pytest.raises(ValueError, match="cannot be resized"):
         model.resize_token_embeddings(60)
-    with pytest.raises(ValueError, match="this model is packed, and has no tables"):
+    with pytest.raises(ValueError, match="is packed"):
         pack(model, packed[1].with_name("twice"), Form(4))
-    with pytest.raises(ValueError, match="open the model with from_pretrained"):
+    with pytest.raises(ValueError, match="from_pretrained"):
         TideForCausalLM(model.config).eval()(token_ids)
-    with pytest.raises(ValueError, match="memory is 'disk': it must be one of device, cpu, store"):
+    with pytest.raises(ValueError, match=r"'disk'.*device, cpu, store"):
         TideForCausalLM.from_pretrained(packed[1], memory="disk")
 
 
 @pytest.mark.parametrize("place", ["cpu", "store"])
 def test_a_model_that_is_not_packed_is_not_read_from_a_store(tiny_model, tmp_path, place):
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=f"memory is to be in '{place}', and .* has its tables among its weights: pack it"
-    ):
+    with pytest.raises(ValueError, match=f"'{place}'.* among its weights.*pack it"):
         TideForCausalLM.from_pretrained(tmp_path, memory=place)
     with pytest.raises(ValueError, match="has no tables to pack"):
         pack(tiny_model(num_memory_blocks=0), tmp_path / "base", Form(4))
@@ -283,12 +281,12 @@ def test_a_model_that_is_not_packed_is_not_read_from_a_store(tiny_model, tmp_pat
 @pytest.mark.parametrize(
     ("store", "message"),
     [
-        ({"file": "../x", "fingerprint": "a"}, "it must be one beside config.json"),
-        ({"file": "/etc/passwd", "fingerprint": "a"}, "it must be one beside config.json"),
-        ({"file": "a\\b", "fingerprint": "a"}, "it must be one beside config.json"),
-        ({"file": ".hidden", "fingerprint": "a"}, "it must be one beside config.json"),
-        ({"file": 3, "fingerprint": "a"}, "must have a file and a fingerprint"),
-        ({"file": "x"}, "must have a file and a fingerprint"),
+        ({"file": "../x", "fingerprint": "a"}, "beside config.json"),
+        ({"file": "/etc/passwd", "fingerprint": "a"}, "beside config.json"),
+        ({"file": "a\\b", "fingerprint": "a"}, "beside config.json"),
+        ({"file": ".hidden", "fingerprint": "a"}, "beside config.json"),
+        ({"file": 3, "fingerprint": "a"}, "a file and a fingerprint"),
+        ({"file": "x"}, "a file and a fingerprint"),
     ],
 )
 def test_a_config_cannot_name_any_file(packed, store, message):
@@ -311,10 +309,10 @@ def test_a_store_that_is_missing_or_of_another_model_is_refused(packed, tiny_mod
     for number, (message, other) in enumerate(others.items()):
         pack(other, tmp_path / str(number), Form(4))
         shutil.copy(tmp_path / str(number) / STORE, folder / STORE)
-        with pytest.raises(StoreError, match=f"belongs to another model: its {message}"):
+        with pytest.raises(StoreError, match=f"another model.*{message}"):
             TideForCausalLM.from_pretrained(folder, memory="store")
     (folder / STORE).unlink()
-    with pytest.raises(StoreError, match="is not there, and has the rows of this packed model"):
+    with pytest.raises(StoreError, match=f"{STORE} is not there"):
         TideForCausalLM.from_pretrained(folder, memory="store")
 
 
@@ -323,7 +321,7 @@ def test_weights_that_have_changed_since_are_found_by_verify(packed):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StoreError, match="they have changed since they were packed"):
+    with pytest.raises(StoreError, match="changed since"):
         verify(TideForCausalLM.from_pretrained(folder, memory="store"))
 
 
@@ -370,7 +368,10 @@ pack(TideForCausalLM.from_pretrained(sys.argv[1]), Path(sys.argv[2]), Form(16))
 """
 
 
-@pytest.mark.parametrize(("limit", "layers"), [(40_000, 2), (70_000, 2), (100_000, 24)])  # the last: weights
+@pytest.mark.parametrize(
+    ("limit", "layers"),
+    [(40_000, 2), pytest.param(70_000, 2, marks=pytest.mark.slow), (100_000, 24)],  # the last: weights
+)
 def test_a_disk_that_is_full_leaves_nothing_under_the_name(tiny_model, tmp_path, limit, layers):
     tiny_model(num_hidden_layers=layers).save_pretrained(tmp_path / "model")
     done = subprocess.run(
@@ -445,11 +446,11 @@ def test_only_rows_that_are_there_are_saved(packed, tmp_path):
     with pytest.raises(ValueError, match="has no rows to save"):
         TideForCausalLM(model.config).save_pretrained(tmp_path / "unopened")
     os.truncate(packed[1] / STORE, 70_000)
-    with pytest.raises(StoreError, match="was cut off after it was opened"):
+    with pytest.raises(StoreError, match="was cut off"):
         model.save_pretrained(tmp_path / "cut")
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "64", None, True])
 def test_a_budget_that_is_none_is_refused_before_anything_is_read(wrong):
-    with pytest.raises(ValueError, match=r"memory_cache_bytes is .*: it must be 0 or more"):
+    with pytest.raises(ValueError, match=r"memory_cache_bytes is .* 0 or more"):
         TideForCausalLM.from_pretrained("no/such", memory="store", memory_cache_bytes=wrong)

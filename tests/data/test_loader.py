@@ -50,7 +50,7 @@ def firsts(loader):
     return inputs_BT[:, 0].tolist()
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 3000) | st.sampled_from([2**k + d for k in range(1, 15) for d in (-1, 0, 1)]))
 def test_an_epoch_is_a_permutation(n):
     for epoch in (0, 3):
@@ -173,13 +173,13 @@ def test_resuming_with_other_settings_or_data_is_refused_by_name(make_split):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 6, "ranks": 4}, "batch of 6 windows cannot be divided among 4 ranks"),
+        ({"batch": 6, "ranks": 4}, "6 windows.* 4 ranks"),
         ({"batch": 0}, "batch of 0 windows"),
-        ({"ranks": 2, "rank": 2}, "rank 2 does not exist among 2 ranks"),
+        ({"ranks": 2, "rank": 2}, "rank 2 .* 2 ranks"),
         ({"seed": -1}, "seed -1 is negative"),
-        ({"batch": 24}, r"takes 24 windows of 5 tokens, but .*data \(train\) has 23: lower the batch"),
+        ({"batch": 24}, r"24 windows.* 23: lower the batch"),
         ({"batch": 32, "ranks": 32}, "has 23: lower the batch"),
-        ({"sequence": 119}, "has 119 tokens, too few for one window of 119"),
+        ({"sequence": 119}, "119 tokens.* 119"),
         ({"sequence": 0}, "sequence is 0"),
     ],
 )
@@ -201,6 +201,15 @@ def test_limited_validation_windows_are_spread_over_the_split(make_split):
     [(inputs_BT, _)] = validation_windows(split, SEQUENCE, limit=4)
     assert (inputs_BT[:, 0] // SEQUENCE).tolist() == [0, 5, 11, 17]
     assert sum(len(inputs_BT) for inputs_BT, _ in validation_windows(split, SEQUENCE, limit=99)) == 23
+    for ranks, batch, limit in ((2, 4, 5), (3, 8, 4), (3, 2, None), (4, 1, 2)):
+        shares = [
+            list(validation_windows(split, SEQUENCE, limit, batch, rank, ranks)) for rank in range(ranks)
+        ]
+        assert len({len(share) for share in shares}) == 1  # as many batches on each rank, if empty ones
+        assert all(len(inputs_BT) <= batch for share in shares for inputs_BT, _ in share)
+        together = [inputs_BT for batches in zip(*shares, strict=True) for inputs_BT, _ in batches]
+        (alone,) = validation_windows(split, SEQUENCE, limit, batch=99)
+        assert torch.equal(torch.cat(together), alone[0])
     with pytest.raises(ValueError, match="0 validation windows"):
         validation_windows(split, SEQUENCE, limit=0)
     with pytest.raises(ValueError, match="too few for one window"):

@@ -10,7 +10,7 @@ from tide_lm.data.shards import ShardFile, ShardWriter
 DOCUMENT = st.integers(1, 9)  # its tokens
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True, database=None)
 @given(
     tasks=st.lists(st.lists(DOCUMENT, max_size=6), min_size=1, max_size=5),
     shard_tokens=st.integers(1, 30),

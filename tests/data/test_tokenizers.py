@@ -53,7 +53,7 @@ def test_ids_may_have_gaps(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("name", ["no/such-tokenizer", "no-such-folder"])
 def test_an_unknown_tokenizer_is_named(name):
-    with pytest.raises(ValueError, match=f"the tokenizer '{name}' cannot be loaded: give a folder"):
+    with pytest.raises(ValueError, match=f"'{name}'.*folder"):
         tokenizers.load(name)
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import tide_lm
 from huggingface_hub import constants
 from tokenizers.processors import TemplateProcessing
-from typer.testing import CliRunner
 
-from tide_lm.cli import commands
 from tide_lm.evaluate import benchmarks
 
 SENTENCE = "every layer knows the token beneath the context and adds what it has seen of it"
@@ -253,8 +252,8 @@ def both_ways(trained, records, tmp_path_factory):
     tasks = tasks_of(folder)
 
     arguments = ["--benchmarks", str(folder), "--limit", "8", "--run", str(top / "run")]
-    done = CliRunner().invoke(commands(), ["evaluate", str(trained), *arguments, "--tasks", ",".join(tasks)])
-    assert done.exit_code == 0, done.output
+    done = tide_lm("evaluate", trained, *arguments, "--tasks", ",".join(tasks))
+    assert done.returncode == 0, done.stderr
     ours = json.loads((top / "run" / "results" / "benchmarks.json").read_text())
 
     benchmarks.write_tasks(folder, top / "tasks", tasks)
@@ -278,6 +277,7 @@ def compare(both_ways, tasks) -> None:
         assert task["samples"] == theirs["n-samples"][name]["effective"] == 8
 
 
+@pytest.mark.slow
 def test_lm_evals_own_command_gives_the_same_numbers(both_ways, records):
     compare(both_ways, tasks_of(records))
     ours, theirs = both_ways
@@ -285,6 +285,7 @@ def test_lm_evals_own_command_gives_the_same_numbers(both_ways, records):
     assert ours["lm_eval"] == theirs["lm_eval_version"]
 
 
+@pytest.mark.slow
 def test_lm_evals_own_command_gives_the_same_numbers_on_real_records(both_ways):
     if not set(REAL) <= set(both_ways[0]["tasks"]):
         pytest.skip("the benchmarks are not beside the checkout, in shared/data/benchmarks")
@@ -299,8 +300,8 @@ def test_the_command_prints_the_papers_columns_as_rows(trained, records, tmp_pat
     shutil.copytree(records, tmp_path / "all")
     write_records(tmp_path / "all" / "sciq_validation.jsonl", sciq)
     arguments = ["evaluate", str(trained), "--benchmarks", str(tmp_path / "all"), "--run", run]
-    done = CliRunner().invoke(commands(), [*arguments, "--tasks", "sciq,arc_easy", "--limit", "4"])
-    assert done.exit_code == 0, done.output
+    done = tide_lm(*arguments, "--tasks", "sciq,arc_easy", "--limit", "4")
+    assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
     assert rows[-4:] == ["PPL", "ARC-E", "SciQ", "Average"]
     assert "the validation split stands in for the test split" in done.stderr
@@ -317,9 +318,9 @@ def test_the_command_prints_the_papers_columns_as_rows(trained, records, tmp_pat
     ],
 )
 def test_a_wrong_call_says_why(arguments, message):
-    done = CliRunner().invoke(commands(), ["evaluate", "no-model", *arguments])
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+    done = tide_lm("evaluate", "no-model", *arguments)
+    assert done.returncode == 2
+    assert message in done.said
 
 
 @pytest.mark.parametrize(

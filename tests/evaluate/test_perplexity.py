@@ -109,12 +109,13 @@ def test_every_token_but_the_first_is_predicted_once(length, size, stride, piece
 
 def test_a_text_shorter_than_a_window_and_a_wrong_stride_are_named(model, tokenizer, tmp_path):
     (tmp_path / "short.txt").write_text("A few words.")
-    with pytest.raises(ValueError, match=r"short\.txt has \d+ tokens .*fewer than one window of 64"):
+    with pytest.raises(ValueError, match=r"short\.txt has \d+ tokens .*window of 64"):
         perplexity(model, tokenizer, tmp_path / "short.txt", Windows(64, 32))
-    with pytest.raises(ValueError, match="the stride is 9 and the window 8"):
+    with pytest.raises(ValueError, match=r"stride is 9 .*window 8"):
         Windows(8, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """One document of 2 MB and one of 24 MB, in a process each."""
@@ -166,12 +167,12 @@ def test_without_bos_a_document_begins_with_eos(model, tokenizer, text):
 
 def test_a_tokenizer_that_does_not_fit_and_a_broken_model_are_named(tiny_model, tokenizer, text):
     small = tiny_model(vocab_size=100).eval()
-    with pytest.raises(ValueError, match=r"the tokenizer gives the id \d+, and the model has 100"):
+    with pytest.raises(ValueError, match=r"id \d+.* 100"):
         perplexity(small, tokenizer, text, Windows(64, 32))
     broken = tiny_model(vocab_size=len(tokenizer)).eval()
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="the model's weights are damaged"):
+    with pytest.raises(ValueError, match="weights are damaged"):
         perplexity(broken, tokenizer, text, Windows(64, 32))
 
 

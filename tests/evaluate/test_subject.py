@@ -39,7 +39,7 @@ def test_any_folder_of_a_causal_model_opens(tiny_model, tokenizer, tmp_path):
     tokenizer.save_pretrained(folder)
     subject = open_subject(str(folder), run=tmp_path / "results-here")
     assert subject.run == tmp_path / "results-here"
-    with pytest.raises(ValueError, match="some-llama has no memory, which this needs"):
+    with pytest.raises(ValueError, match="some-llama has no memory"):
         _ = subject.tide
     with pytest.raises(ValueError, match="give --counts"):
         _ = subject.bins
@@ -55,7 +55,7 @@ def test_two_models_of_one_name_do_not_share_results(tiny_model, tokenizer, tmp_
         tokenizer.save_pretrained(tmp_path / parent / "same")
     open_subject("one/same").write("norms", {})
     open_subject(str(tmp_path / "one" / "same"))
-    with pytest.raises(ValueError, match="holds results of one/same: give another place"):
+    with pytest.raises(ValueError, match=r"results of one/same.*give another"):
         open_subject("two/same")
     open_subject("two/same", run=tmp_path / "elsewhere")
 
@@ -70,13 +70,13 @@ def test_what_cannot_be_opened_is_named(trained, tmp_path):
             open_subject(str(path))
     with pytest.raises(ValueError, match="results cannot be opened as a model"):
         open_subject(str(trained / "results"))
-    with pytest.raises(ValueError, match="no checkpoint of step 3: it has 2, 4"):
+    with pytest.raises(ValueError, match=r"step 3.* 2, 4"):
         open_subject(str(trained), step=3)
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     weights = next((run / "checkpoints" / "00000002").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"00000002 is damaged .*choose another step, of 4"):
+    with pytest.raises(ValueError, match=r"00000002 is damaged .* 4"):
         open_subject(str(run), step=2)
 
 

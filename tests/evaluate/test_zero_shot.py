@@ -293,7 +293,9 @@ def trained_tokenizer(texts: list[str], size: int, words: bool) -> PreTrainedTok
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
 
 
-@pytest.mark.parametrize("make_tokenizer", [words_tokenizer, bridging_tokenizer])
+@pytest.mark.parametrize(
+    "make_tokenizer", [pytest.param(words_tokenizer, marks=pytest.mark.slow), bridging_tokenizer]
+)
 def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
     make_tokenizer, tiny_model, shared_data, monkeypatch
 ):
@@ -366,8 +368,8 @@ def test_a_wrong_call_says_why(model, tokenizer, tmp_path, tasks, options, messa
     ("name", "record", "message"),
     [
         ("piqa", {"prompt": "a"}, r"KeyError: 'goal'.*fields of the Hugging Face dataset .*piqa/piqa.yaml"),
-        ("piqa", MADE["piqa"][0] | {"label": 2}, "the right choice is number 2 from 0, of 2"),
-        ("piqa", MADE["piqa"][0] | {"sol2": None}, "its context or a choice is no text"),
+        ("piqa", MADE["piqa"][0] | {"label": 2}, "number 2 .*of 2"),
+        ("piqa", MADE["piqa"][0] | {"sol2": None}, "choice is no text"),
         ("piqa", ["a"], "TypeError"),
         ("arc_easy", ARC | {"answerKey": "D"}, "'D' is not in list"),
         ("hellaswag", HELLASWAG | {"label": ""}, "invalid literal for int"),
@@ -389,11 +391,11 @@ def test_what_cannot_be_scored_is_named(tiny_model, model, tokenizer):
         encoder.requests(Item("a", ["it is longer than eight"], 0))
     bare = copy.deepcopy(tokenizer)
     bare.bos_token = bare.eos_token = None
-    with pytest.raises(ValueError, match="no context, and the tokenizer no BOS or EOS"):
+    with pytest.raises(ValueError, match=r"no context.*BOS or EOS"):
         Encoder(bare, model.config).requests(Item(" ", ["a"], 0))
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="the model's weights are damaged"):
+    with pytest.raises(ValueError, match="weights are damaged"):
         zero_shot.likelihoods(model, [Request([3, 4], 1)], 1)
-    with pytest.raises(ValueError, match="the tokenizer gives the id 999"):
+    with pytest.raises(ValueError, match="id 999"):
         zero_shot.likelihoods(model, [Request([3, 999], 1)], 1)

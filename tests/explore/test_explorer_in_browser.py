@@ -1,5 +1,6 @@
 """The explorer in a real browser: its numbers are the library's, and it bears abuse."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -20,7 +21,12 @@ from tide_lm.explore import pairs
 from tide_lm.explore.reading import LIMIT, Reader
 from tide_lm.explore.vocabulary import Vocabulary
 
-pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install 'tide-lm[explore]'"
+    ),
+]
 TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"
 
 

@@ -186,7 +186,7 @@ def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
         pairs.endings_of(subject.tokenizer, ("layer", "unheardof"), subject.vocabulary)
     by_id = f"#{endings[0][0]}"
     assert pairs.endings_of(subject.tokenizer, (by_id, "token"), subject.vocabulary) == endings
-    with pytest.raises(ValueError, match=f"{by_id} is not there: of {endings[0][0]} tokens"):
+    with pytest.raises(ValueError, match=f"{by_id} is not there.* {endings[0][0]} tokens"):
         pairs.endings_of(subject.tokenizer, (by_id, "token"), endings[0][0])
     for two, message in ((by_id, "layer"), "are the same"), (("", "layer"), "a token is missing"):
         with pytest.raises(ValueError, match=message):
@@ -237,7 +237,8 @@ def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(subject, tmp_
     assert len(found.texts) == 3
 
 
-def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path):
+@pytest.mark.parametrize("asked", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path, asked):
     explorer = Explorer(subject, base, tmp_path)
     questions = [
         lambda: explorer.pair("layer", "token", "every"),
@@ -248,7 +249,7 @@ def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path):
     ]
     expected = [question() for question in questions]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda number: questions[number % 5](), range(60)))
+        found = list(pool.map(lambda number: questions[number % 5](), range(asked)))
     for number, answer in enumerate(found):
         assert answer == expected[number % 5]
 
@@ -282,7 +283,7 @@ def test_damaged_weights_are_named(subject, tmp_path):
     token = subject.tokenizer(" layer", add_special_tokens=False).input_ids[-1]
     damaged.model.memory.weight.data[token] = torch.nan
     explorer = Explorer(dataclasses.replace(subject, load=lambda: damaged), None, tmp_path)
-    with pytest.raises(ValueError, match="run has a loss on this text that is not finite"):
+    with pytest.raises(ValueError, match=r"run has a loss .*not finite"):
         list(explorer.read(TEXT, Turn()))
     assert "are not finite" in explorer.pair("layer", "token", "every")
     assert "not finite" not in list(explorer.read("the token", Turn()))[-1][1]

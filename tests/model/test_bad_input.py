@@ -11,14 +11,14 @@ from tide_lm.model import Memory, TideConfig, TideForCausalLM
 @pytest.mark.parametrize("outside", [53, -1, 10**9])
 def test_a_token_outside_the_vocabulary_is_named(tiny_model, token_ids, blocks, outside):
     token_ids[1, 4] = outside
-    with pytest.raises(ValueError, match=rf"token id {outside} is outside the vocabulary of 53 \(0 to 52\)"):
+    with pytest.raises(ValueError, match=rf"{outside} .*53"):
         tiny_model(num_memory_blocks=blocks)(token_ids)
 
 
 def test_the_config_of_another_model_is_refused():
     from transformers import LlamaConfig
 
-    with pytest.raises(ValueError, match="needs a TideConfig and got a LlamaConfig"):
+    with pytest.raises(ValueError, match=r"TideConfig.*LlamaConfig"):
         TideForCausalLM(LlamaConfig())
 
 
@@ -74,7 +74,7 @@ def test_a_memory_is_refused_where_it_cannot_be_used(tiny_model, token_ids):
 
 @pytest.mark.parametrize("layer", [2, -1])
 def test_dropping_a_layer_that_does_not_exist_is_refused(tiny_model, token_ids, layer):
-    with pytest.raises(ValueError, match=f"layer {layer}: this model has layers 0 to 1"):
+    with pytest.raises(ValueError, match=f"layer {layer}.* 0 to 1"):
         tiny_model()(token_ids, drop_memory_layers=[layer])
 
 
@@ -86,13 +86,13 @@ def test_layers_that_are_not_numbers_are_refused(tiny_model, token_ids, layers):
 
 def test_a_bare_tensor_is_not_a_memory(tiny_model, token_ids):
     rows = tiny_model().model.memory(token_ids).rows_UKD
-    with pytest.raises(ValueError, match="memory is a Tensor: pass Memory"):
+    with pytest.raises(ValueError, match=r"Tensor.*pass Memory"):
         tiny_model()(token_ids, memory=rows)
 
 
 def test_memory_dim_other_than_hidden_size_is_refused(tiny_config):
     assert tiny_config(memory_dim=32).hidden_size == 32
-    with pytest.raises(StrictDataclassError, match="memory_dim is 16 and hidden_size is 32"):
+    with pytest.raises(StrictDataclassError, match=r"16.*32"):
         tiny_config(memory_dim=16)
 
 
@@ -147,17 +147,17 @@ def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
 
 
 def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
-    with pytest.raises(StrictDataclassError, match="hidden_size is 32, and 2 key-value heads of 12 are 24"):
+    with pytest.raises(StrictDataclassError, match=r"hidden_size is 32.* 24"):
         tiny_config(memory_values=True, head_dim=12)
-    with pytest.raises(StrictDataclassError, match="2 key-value heads of 0 are 0"):
+    with pytest.raises(StrictDataclassError, match=r"hidden_size is 32.* 0 are 0"):
         tiny_config(memory_values=True, head_dim=0)
     tiny_config(memory_values=True, head_dim=12, num_memory_blocks=0)  # where there are no rows
 
 
 def test_blocks_that_no_layer_would_have_as_its_own_are_refused(tiny_config):
-    with pytest.raises(StrictDataclassError, match="is 3, and with memory_own_block 2 layers use"):
+    with pytest.raises(StrictDataclassError, match=r"is 3.*memory_own_block 2"):
         tiny_config(memory_own_block=True)
-    with pytest.raises(StrictDataclassError, match="with memory_gate nothing would be learned"):
+    with pytest.raises(StrictDataclassError, match="memory_gate"):
         tiny_config(memory_gate=True, memory_gain_init=0.0)
 
 

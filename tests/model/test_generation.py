@@ -102,6 +102,7 @@ def test_a_chunked_prefill_equals_one_pass(model, token_ids):
     assert torch.allclose(chunked, whole, atol=1e-5)
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("values", [False, True], ids=["", "rows in values"])
 def test_two_processes_split_a_model_with_tensor_parallelism(tiny_model, tmp_path, values):
     tiny_model(vocab_size=54, memory_values=values).save_pretrained(tmp_path)
@@ -118,7 +119,7 @@ def test_two_processes_split_a_model_with_tensor_parallelism(tiny_model, tmp_pat
         ],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal on rank") == 2

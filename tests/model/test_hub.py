@@ -63,7 +63,7 @@ def user(hub, token_ids, tmp_path):
             text=True,
             cwd=folder,
             env={**others, **settings},
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == 0, "\n".join([done.stderr, *hub.requests])
         kept = {path.name: load_file(path)["logits"] for path in folder.iterdir() if path.is_file()}
@@ -119,6 +119,7 @@ print(AutoTokenizer.from_pretrained("me/mine")("every layer").input_ids)
     assert whole.keys() - changed.keys() == {"tokenizer.json", "tokenizer_config.json"}
 
 
+@pytest.mark.slow
 def test_a_packed_model_goes_with_its_store(hub, user, tiny_model, token_ids, tmp_path):
     wanted = {}
     for name, gain in {"first": 1.0, "newest": 2.0}.items():
@@ -156,6 +157,7 @@ first.save_pretrained("saved", push_to_hub=True, repo_id="me/saved", token=token
         assert {"config.json", "model.safetensors", "modeling_tide.py"} < files.keys()
 
 
+@pytest.mark.slow
 def test_a_llama_of_the_hub_is_upcycled_and_what_is_missing_is_named(hub, user, token_ids, tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

@@ -150,6 +150,7 @@ def test_nothing_is_drawn_for_a_model_without_storage(tiny_config, monkeypatch):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+@pytest.mark.torchrun
 def test_sharded_parameters_are_drawn_like_whole_ones(tmp_path):
     """Two processes, each with its shard of every parameter, as FSDP2 applies it from outside."""
     script = Path(__file__).parent / "sharded_initialisation.py"
@@ -157,7 +158,7 @@ def test_sharded_parameters_are_drawn_like_whole_ones(tmp_path):
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal on rank") == 2

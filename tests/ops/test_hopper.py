@@ -10,7 +10,10 @@ from tide_lm.ops.memory_rows import RowIndex
 from tide_lm.ops.row_adamw import History, RowTable
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
+]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ def test_another_choice_is_refused(monkeypatch):
         use_triton(torch.empty(1))
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("file", ["test_cross_entropy.py", "test_memory_rows.py"])
 def test_the_kernels_give_the_same(file):
     """Triton's interpreter in the place of a GPU, for all tests of a file."""

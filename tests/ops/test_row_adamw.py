@@ -243,6 +243,7 @@ def test_an_eps_of_zero_is_refused():
         make_history(eps=0)
 
 
+@pytest.mark.kernels
 def test_the_triton_twin_gives_the_bits_of_the_reference():
     """Interpreted, all roots and quotients are exact; tests/gpu has those of a GPU."""
     pytest.importorskip("triton", "3.9", reason="triton 3.9 is the first whose interpreter rounds fma once")

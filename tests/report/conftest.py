@@ -219,9 +219,9 @@ def results(blocks: int) -> dict[str, dict]:
 
 @pytest.fixture(scope="session")
 def plant():
-    """Writes a run directory with planted results and returns its path."""
+    """Writes a run directory with planted results, all or `only` some, and returns its path."""
 
-    def make(path, blocks: int = 3, without: tuple[str, ...] = ()):
+    def make(path, blocks: int = 3, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None):
         preset = f"tide-{blocks}e-tiny" if blocks else "base-tiny"
         settings = ["train.steps=100", "optim.warmup_steps=1", "train.record_gradients=true"]
         config = RunConfig.load(None, [f"model.preset={preset}", *settings])
@@ -231,7 +231,7 @@ def plant():
         lines[3]["loss"] = None  # a step that was left out
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"st')
         for name, result in results(blocks).items():
-            if name not in without:
+            if name not in without and (only is None or name in only):
                 written = json.dumps({"model": path.name, **result, "provenance": PROVENANCE})
                 (path / "results" / f"{name}.json").write_text(written)
         return path

@@ -8,6 +8,8 @@ from PIL import Image
 
 from tide_lm.report.page import write_report
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture(scope="module")
 def address(plant, tmp_path_factory):

@@ -1,21 +1,20 @@
 """The report as text: what is on it, and what is escaped."""
 
+import functools
 import subprocess
 import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from command import tide_lm
 from report.conftest import SCRIPT
 
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.page import write_report
 from tide_lm.report.wording import MINUS
 
-
-def tide_lm(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tide_lm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+FEW = ("routing", "distances", "updates", "validation", "perplexity")  # results that are soon drawn
 
 
 class Outline(HTMLParser):
@@ -39,14 +38,20 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def planted(plant, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    return [plant(folder / "base", 0), plant(folder / "tide", 3)]
+def planted(plant, made_once):
+    """Two runs with all results, and their page beside them."""
+
+    def make(folder):
+        runs = [plant(folder / "base", 0), plant(folder / "tide", 3)]
+        write_report(runs, folder / "page.html")
+
+    folder = made_once("report", make)
+    return [folder / "base", folder / "tide"]
 
 
 @pytest.fixture(scope="module")
 def page(planted):
-    return write_report(planted, planted[0] / "report" / "index.html").read_text()
+    return (planted[0].parent / "page.html").read_text()
 
 
 def test_the_page_needs_nothing_but_itself(page):
@@ -100,12 +105,19 @@ def test_the_runs_stand_side_by_side(page):
         assert text in page, text
 
 
+def test_a_small_page_is_the_same_each_time(plant, tmp_path):
+    runs = [plant(tmp_path / "tide", 3, only=("routing", "updates"))]
+    once, again = (write_report(runs, tmp_path / f"{part}.html").read_text() for part in "ab")
+    assert once == again
+
+
+@pytest.mark.slow
 def test_the_page_is_the_same_each_time(page, planted, tmp_path):
     assert write_report(planted, tmp_path / "again.html").read_text() == page
 
 
 def test_what_is_missing_is_said_with_its_command(plant, tmp_path):
-    run = plant(tmp_path / "lonely", without=("routing", "collapse", "validation", "perplexity"))
+    run = plant(tmp_path / "lonely", only=("distances", "updates"))
     page = write_report([run], tmp_path / "page.html").read_text()
     assert f"<code>tide-lm analyze routing {run} --text FILE</code>" in page
     assert 'id="routing"' not in page
@@ -131,12 +143,28 @@ def test_a_folder_without_results_is_an_error(arguments, tmp_path):
 
 
 def test_a_base_is_not_told_to_measure_memory(plant, tmp_path):
-    base = plant(tmp_path / "base", 0)
+    base = plant(tmp_path / "base", 0, only=FEW)
     page = write_report([base], tmp_path / "page.html").read_text()
     assert "has no memory, which routing shows" in page
     assert "tide-lm analyze routing" not in page
 
 
+@pytest.fixture(scope="module")
+def drawn(plant, tmp_path_factory):
+    """Return `drawn(only)`: the names of the figures of a run with so many results, all of them sound."""
+
+    @functools.cache
+    def names(only: tuple[str, ...] | None) -> set[str]:
+        folder = tmp_path_factory.mktemp("sound")
+        page = write_report([plant(folder / "x", only=only)], folder / "page.html")
+        return set(Outline(page.read_text()).ids) & set(FIGURES)
+
+    return names
+
+
+@pytest.mark.parametrize(
+    "only", [FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["of few results", "of all results"]
+)
 @pytest.mark.parametrize(
     ("what", "content", "left_out"),
     [
@@ -145,10 +173,12 @@ def test_a_base_is_not_told_to_measure_memory(plant, tmp_path):
         ("validation", '{"loss": "x"}', {"loss-by-decile"}),
         ("perplexity", '{"texts": {"x": {}}}', {"loss-by-decile"}),
     ],
+    ids=["no JSON", "routing", "validation", "perplexity"],
 )
-def test_a_damaged_result_is_listed_and_all_else_is_drawn(what, content, left_out, plant, tmp_path):
-    path = plant(tmp_path / "x")
-    whole = Outline(write_report([path], tmp_path / "page.html").read_text()).ids
+def test_a_damaged_result_is_listed_and_all_else_is_drawn(
+    what, content, left_out, only, plant, drawn, tmp_path
+):
+    path = plant(tmp_path / "x", only=only)
     (path / "results" / f"{what}.json").write_text(content)
     done = tide_lm("report", path, "--out", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
@@ -156,7 +186,7 @@ def test_a_damaged_result_is_listed_and_all_else_is_drawn(what, content, left_ou
     assert done.stderr.count("\n") == 1
     assert f"results/{what}.json" in done.stderr
     page = (tmp_path / "page.html").read_text()
-    assert (set(whole) & set(FIGURES)) - set(Outline(page).ids) == left_out
+    assert drawn(only) - set(Outline(page).ids) == left_out
     (listed,) = [
         line for line in page.split("\n") if f"results/{what}.json" in line and "left out of" in line
     ]
@@ -164,7 +194,7 @@ def test_a_damaged_result_is_listed_and_all_else_is_drawn(what, content, left_ou
 
 
 def test_a_figure_is_drawn_of_the_runs_whose_results_are_sound(plant, tmp_path):
-    paths = [plant(tmp_path / name) for name in "abc"]
+    paths = [plant(tmp_path / name, only=("norms", "updates")) for name in "abc"]
     (paths[1] / "results" / "norms.json").write_text(
         '{"embedding": ["x"], "tables": [], "spread": {}, "growth": []}'
     )
@@ -187,8 +217,11 @@ def test_a_damaged_figure_is_an_error_and_others_are_not(plant, tmp_path):
     assert tide_lm("figure", "updates", path).returncode == 0
 
 
-def test_names_of_runs_are_escaped(plant, tmp_path):
-    run = plant(tmp_path / "<b>&\"'$x$")
+@pytest.mark.parametrize(
+    "only", [FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["of few results", "of all results"]
+)
+def test_names_of_runs_are_escaped(only, plant, tmp_path):
+    run = plant(tmp_path / "<b>&\"'$x$", only=only)
     page = write_report([run], tmp_path / "page.html").read_text()
     assert "<b>" not in page
     assert "b" not in Outline(page).tags
@@ -197,13 +230,13 @@ def test_names_of_runs_are_escaped(plant, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "written"), [(["report"], "index.html"), (["figure", "updates"], "updates.png")]
 )
-def test_the_commands_write_beside_the_first_run_without_torch(arguments, written, planted):
-    path = planted[0] / "report" / written
-    path.unlink(missing_ok=True)
+def test_the_commands_write_beside_the_first_run_without_torch(arguments, written, plant, tmp_path):
+    runs = [plant(tmp_path / name, blocks, only=("updates",)) for name, blocks in (("base", 0), ("tide", 3))]
+    path = runs[0] / "report" / written
     code = f"""
 import sys
 from tide_lm.cli import main
-sys.argv = ["tide-lm", *{arguments!r}, *{[str(run) for run in planted]!r}]
+sys.argv = ["tide-lm", *{arguments!r}, *{[str(run) for run in runs]!r}]
 try:
     main()
 except SystemExit as stop:

@@ -37,6 +37,7 @@ def forward_of(**changes) -> ModelForward:
     return ModelForward(model, cache)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_compilation_does_for_all_lengths_and_copies_no_cache():
     forward = forward_of()

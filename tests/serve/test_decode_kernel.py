@@ -21,6 +21,12 @@ from tide_lm.serve.stacking import stack_weights
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 
+
+def in_test_all(*cases) -> list:
+    """Leave cases to `make test-all`: one like them is in `make test`."""
+    return [pytest.param(*case, marks=pytest.mark.kernels) for case in cases]
+
+
 SMALL = {
     "vocab_size": 53,
     "hidden_size": 64,
@@ -62,6 +68,12 @@ def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotC
     return kernel, cache
 
 
+@pytest.fixture(scope="session")
+def kernels(pytestconfig):
+    """Where compiled kernels are kept, for all workers and for the next run."""
+    return pytestconfig.cache.mkdir("kernels")
+
+
 def run(folder, model, blocks=5, tokens=5, **macros):
     """The logits of tokens that are fed, by the kernel and by the model, and those of its bfloat16."""
     exact = copy.deepcopy(model).float()
@@ -86,22 +98,26 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"num_memory_blocks": 0},
-        {"memory_values": True, "memory_value_scale": 3.0, "hidden_size": 128},
-        {"memory_values": True, "memory_own_block": True},
-        {"num_memory_blocks": 24, "vocab_size": 17, "memory_gain_init": 4.0},
-        {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32},
-        {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}},
+        {"memory_values": True, "memory_value_scale": 3.0},
+        *in_test_all(
+            [{}],
+            [{"num_memory_blocks": 0}],
+            [{"memory_values": True, "memory_value_scale": 3.0, "hidden_size": 128}],
+            [{"memory_values": True, "memory_own_block": True}],
+            [{"num_memory_blocks": 24, "vocab_size": 17, "memory_gain_init": 4.0}],
+            [{"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32}],
+            [{"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}],
+            [{"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}}],
+        ),
     ],
     ids=str,
 )
-def test_the_kernel_gives_the_models_logits(tmp_path, changes):
-    found, expected, rough = run(tmp_path, model_of(**changes))
+def test_the_kernel_gives_the_models_logits(kernels, changes):
+    found, expected, rough = run(kernels, model_of(**changes))
     assert error(found, expected) <= error(rough, expected)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("blocks", "changes"),
     [
@@ -111,17 +127,17 @@ def test_the_kernel_gives_the_models_logits(tmp_path, changes):
         (24, {"WARPS": 2, "LIMIT": 3, "SPLITS": 8}),  # most have no part in a phase
     ],
 )
-def test_the_kernel_gives_the_same_whatever_it_is_split_into(tmp_path, blocks, changes):
-    found, expected, rough = run(tmp_path, model_of(memory_values=True), blocks, **changes)
+def test_the_kernel_gives_the_same_whatever_it_is_split_into(kernels, blocks, changes):
+    found, expected, rough = run(kernels, model_of(memory_values=True), blocks, **changes)
     assert error(found, expected) <= error(rough, expected)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4, 3, 2])
-def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, bits):
+@pytest.mark.parametrize("bits", [4, *in_test_all([16], [8], [3], [2])])
+def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, kernels, bits):
     pack(model_of(hidden_size=72, head_dim=32).float(), tmp_path / "packed", Form(bits))
     model = TideForCausalLM.from_pretrained(tmp_path / "packed").bfloat16().eval()
     token = torch.zeros(1, dtype=torch.long)
-    kernel, _ = bound(tmp_path, model, token, blocks=2, WARPS=2)
+    kernel, _ = bound(kernels, model, token, blocks=2, WARPS=2)
     for one in 0, 1, 52:
         expected = model.model.memory.rows_of(token.fill_(one))[0]
         kernel.decode()
@@ -191,6 +207,7 @@ def test_a_model_that_was_copied_or_moved_has_stacks_of_its_own(tmp_path):
     assert all(torch.equal(kept[name], weight) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("preset", ["base-350m", "tide-8e-750m", "tide-24e-1b", "tide-8e-3b"])
 @pytest.mark.parametrize("bits", [0, 3])
 def test_the_kernel_compiles_for_hopper_without_spilled_registers(preset, bits, tmp_path):

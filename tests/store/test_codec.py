@@ -30,7 +30,7 @@ def test_the_error_of_gaussian_rows_is_small(bits):
     assert error.max() < ERRORS[bits]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bits=st.sampled_from(BITS),
     group=st.sampled_from([8, 32, 64]),

@@ -119,7 +119,7 @@ def with_text(text: bytes) -> bytes:
     return (PREFIX.pack(MAGIC, 1, len(text), zlib.crc32(text)) + text).ljust(HEADER_BYTES, b"\0")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.binary(max_size=400))
 def test_no_bytes_crash_the_parser(text):
     for start in (text.ljust(HEADER_BYTES, b"\0"), MAGIC + text.ljust(HEADER_BYTES, b"\0"), with_text(text)):
@@ -134,7 +134,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_value_in_the_header_crashes_the_parser_or_is_believed(data):
     """A header whose checksum fits, with one value changed, says what no writer says."""

@@ -284,7 +284,7 @@ def _reads_all(file: StoreFile, cached: StoredRows, rows: np.ndarray) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_two_processes_read_at_once(store, kind):
     """A child that was forked has no threads of its parent, and must make its own."""
     path, rows = store

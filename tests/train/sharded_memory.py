@@ -1,7 +1,6 @@
-"""Run by torchrun: a memory whose rows are spread over ranks, against one that is whole."""
+"""A memory whose rows are spread over two ranks, against one that is whole."""
 
 import torch
-import torch.distributed as dist
 
 from tide_lm import ranks
 from tide_lm.model import EmbeddingMemory, TideConfig
@@ -45,10 +44,11 @@ def main() -> None:
     back = torch.zeros_like(memory.weight)
     memory.from_range(back, held)
     assert torch.equal(back, memory.weight)
-    print(f"equal on rank {dist.get_rank()}")
+    print(f"equal on rank {ranks.rank()}")
 
 
-torch.set_num_threads(1)
-with ranks.joined():
-    main()
-ranks.leave(0)
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with ranks.joined():
+        main()
+    ranks.leave(0)

@@ -21,7 +21,7 @@ def test_what_weights_and_biases_refuses_is_said_before_anything_is_written(tmp_
         raise wandb.errors.UsageError("No API key configured.")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    with pytest.raises(ValueError, match=r"train.wandb is on, and .* does not begin: No API key configured"):
+    with pytest.raises(ValueError, match=r"train\.wandb.*No API key configured"):
         Monitor(tmp_path, tensorboard=False, wandb=True).open()
     assert not list(tmp_path.iterdir())
 

@@ -176,11 +176,11 @@ def test_a_dry_run_counts_what_learns(prepared, tide):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["model.memory_values=true"], "model.memory_values is that of"),
-        (["model.preset=tide-8e-1b"], "model.preset is that of"),
+        (["model.memory_values=true"], "model.memory_values"),
+        (["model.preset=tide-8e-1b"], "model.preset"),
         (["train.lora_rank=0"], "train.lora_rank is 0"),
         (["train.parts=some"], "train.parts is 'some'"),
-        (["train.parts=memory", "train.record_gradients=true"], "record_gradients is of E too"),
+        (["train.parts=memory", "train.record_gradients=true"], "'memory'.*record_gradients.*off"),
     ],
 )
 def test_settings_that_a_start_decides_are_refused(prepared, tide, settings, told):
@@ -189,23 +189,23 @@ def test_settings_that_a_start_decides_are_refused(prepared, tide, settings, tol
 
 
 def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
-    with pytest.raises(ValueError, match="the model has no memory"):
+    with pytest.raises(ValueError, match=r"train\.parts is 'memory'.*'all'"):
         Trainer(config_of(prepared, llama, "train.parts=memory"), tmp_path / "run", lambda line: None)
-    with pytest.raises(ValueError, match="cannot read a model config from"):
+    with pytest.raises(ValueError, match=r"config.*nowhere"):
         config_of(prepared, tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"train\.parts is 'lora', and all else would stay random"):
+    with pytest.raises(ValueError, match=r"train\.parts is 'lora'.*--from"):
         RunConfig.load(None, settings_of(prepared, "train.parts=lora"))
     too_high = config_of(prepared, tide, "train.parts=lora", "train.lora_rank=500")
-    with pytest.raises(ValueError, match=r"train\.lora_rank is 500, and \w+ has \d+: lower it"):
+    with pytest.raises(ValueError, match=r"train\.lora_rank is 500.*lower"):
         Trainer(too_high, tmp_path / "run", lambda line: None)
-    with pytest.raises(ValueError, match="knows 64 positions: lower it"):
+    with pytest.raises(ValueError, match=r"64.*lower"):
         Trainer(config_of(prepared, llama, "data.sequence=128"), tmp_path / "run", lambda line: None)
     other = tmp_path / "other"
     shutil.copytree(tide, other)
     changed_one = json.loads((other / "tokenizer.json").read_text())
     changed_one["model"]["merges"] = changed_one["model"]["merges"][:-1]
     (other / "tokenizer.json").write_text(json.dumps(changed_one))
-    with pytest.raises(ValueError, match="prepared with another tokenizer"):
+    with pytest.raises(ValueError, match=r"other.*--tokenizer .*other"):
         Trainer(config_of(prepared, other), tmp_path / "run", lambda line: None)
 
 
@@ -219,7 +219,7 @@ def test_a_damaged_start_is_not_trained(prepared, llama, tide, tmp_path):
     tensors = load_file(tide / "model.safetensors")
     tensors["model.norm.weight"][0] = torch.nan
     save_file(tensors, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"3 times in a row: .*nan may be damaged"):
+    with pytest.raises(ValueError, match=r"3 times.*nan.*damaged"):
         trained(config_of(prepared, tmp_path / "nan"), tmp_path / "run")
 
 
@@ -227,9 +227,10 @@ def test_the_tokenizer_of_the_data_is_taken_where_there_is_no_other(prepared, ti
     shutil.copytree(tide, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     lines = []
     Trainer(config_of(prepared, tmp_path / "bare", "train.steps=1"), tmp_path / "run", lines.append).train()
-    assert any("bare has no tokenizer: that of the data is taken" in line for line in lines)
+    assert any("bare" in line and "tokenizer" in line for line in lines)
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("parts", ["all", "memory", "lora"])
 def test_two_processes_start_from_the_same_weights(prepared, tide, tmp_path, parts):
     """And end where one does, but for rounding."""
@@ -246,7 +247,7 @@ def test_two_processes_start_from_the_same_weights(prepared, tide, tmp_path, par
     ]
     command += ["tide_lm", "train", "--from", str(tide), "--run", str(tmp_path / "two")]
     command += [word for setting in settings_of(prepared, *more) for word in ("--set", setting)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     metrics = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in metrics] == pytest.approx(alone, abs=1e-4)

@@ -6,7 +6,7 @@ import torch
 from tide_lm.run_config import RunConfig
 from tide_lm.train.trainer import Trainer
 
-STEPS = 200
+STEPS = 60  # many rows are missed for more than half of them
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def settings(prepared):
         "data.sequence=32",
         "model.preset=tide-2e-tiny",
         "model.vocab_size=320",
-        f"train.steps={STEPS}",
+        "train.steps=200",
         "train.batch=4",
         "train.validation_sequences=4",
         "train.checkpoint_every=100000",
@@ -28,7 +28,7 @@ def settings(prepared):
     ]
 
 
-def _losses(settings, run, steps=STEPS, *more: str) -> tuple[list[float], Trainer]:
+def _losses(settings, run, steps, *more: str) -> tuple[list[float], Trainer]:
     trainer = Trainer(RunConfig.load(None, [*settings, *more]), run, print)
     losses = []
     for _ in range(steps):
@@ -38,9 +38,10 @@ def _losses(settings, run, steps=STEPS, *more: str) -> tuple[list[float], Traine
     return losses, trainer
 
 
-def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_path):
-    dense, reference = _losses(settings, tmp_path / "run", STEPS, "optim.table_update=dense")
-    lazy, trainer = _losses(settings, tmp_path / "run")
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_path, steps):
+    dense, reference = _losses(settings, tmp_path / "run", steps, "optim.table_update=dense")
+    lazy, trainer = _losses(settings, tmp_path / "run", steps)
     assert lazy == pytest.approx(dense, abs=1e-4)
     assert min(dense) < dense[0] - 0.5
     for name, value in reference.model.named_parameters():
@@ -51,8 +52,8 @@ def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_p
 
 
 def test_micro_batches_add_up_to_the_whole_batch(settings, tmp_path):
-    whole, _ = _losses(settings, tmp_path / "run", 20)
-    parts, _ = _losses(settings, tmp_path / "run", 20, "train.micro_batch=1")
+    whole, _ = _losses(settings, tmp_path / "run", 12)
+    parts, _ = _losses(settings, tmp_path / "run", 12, "train.micro_batch=1")
     assert parts == pytest.approx(whole, abs=1e-4)
 
 
