@@ -129,8 +129,15 @@ def test_gradients_reach_the_rows_in_the_type_of_the_layers(dtype, monkeypatch):
     assert seen == [dtype] * 3
 
 
-def test_pieces_cover_the_positions_of_each_row():
-    ids = torch.randint(7, (3, 50), generator=torch.Generator().manual_seed(0)) ** 2
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.randint(7, (3, 50), generator=torch.Generator().manual_seed(0)) ** 2,
+        torch.arange(3).repeat_interleave(torch.tensor([PIECE, 2 * PIECE, 1])).view(7, 7),  # whole pieces
+    ],
+    ids=["drawn", "whole"],
+)
+def test_pieces_cover_the_positions_of_each_row(ids):
     index = RowIndex.of(ids)
     assert torch.equal(index.ids_U[index.index_BT], ids)
     seen = []
@@ -140,7 +147,7 @@ def test_pieces_cover_the_positions_of_each_row():
             assert 1 <= len(places) <= PIECE
             assert (ids.flatten()[places] == index.ids_U[u]).all()
             seen += places.tolist()
-    assert sorted(seen) == list(range(150))
+    assert sorted(seen) == list(range(ids.numel()))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 8), (3, 1, 5, 24, 300), (2, 7, 5, 3, 33)])

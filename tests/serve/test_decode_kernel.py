@@ -69,9 +69,10 @@ def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotC
 
 
 @pytest.fixture(scope="session")
-def kernels(pytestconfig):
-    """Where compiled kernels are kept, for all workers and for the next run."""
-    return pytestconfig.cache.mkdir("kernels")
+def kernels(pytestconfig, tmp_path_factory):
+    """The folder of compiled kernels, for all workers and for the next run; with no cache, for this one."""
+    has_cache = hasattr(pytestconfig, "cache")
+    return pytestconfig.cache.mkdir("kernels") if has_cache else tmp_path_factory.mktemp("kernels")
 
 
 def run(folder, model, blocks=5, tokens=5, **macros):

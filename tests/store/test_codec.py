@@ -30,6 +30,16 @@ def test_the_error_of_gaussian_rows_is_small(bits):
     assert error.max() < ERRORS[bits]
 
 
+def test_a_groups_scale_is_the_nearest_that_a_byte_can_hold():
+    rows = torch.randn(8, 320, generator=torch.Generator().manual_seed(0))
+    codec = RowCodec(320, 8)
+    scales, row_scale = codec.encode(rows)[:, codec.code_bytes :].split([codec.groups, 4], 1)
+    row_scale = row_scale.contiguous().view(torch.float32)
+    wanted = rows.unflatten(1, (codec.groups, 32)).abs().amax(-1) / codec.levels[-1]
+    assert ((scales * row_scale - wanted).abs() <= 0.5001 * row_scale).all()
+    assert (scales.amax(1) == 255).all()
+
+
 @settings(max_examples=60)
 @given(
     bits=st.sampled_from(BITS),
