@@ -17,7 +17,7 @@ START = 0.1  # of the learned scalars, as gains have it in the best recipe
 
 @strict
 class ReinjectedConfig(TideConfig):
-    """With `in_values`, E's row is in attention's values too, gated as TIDE's rows are there."""
+    """Puts E's row into attention's values too if `in_values`, gated as TIDE's rows are there."""
 
     model_type = "tide-reinjected"
 

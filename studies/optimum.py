@@ -7,6 +7,7 @@ share them out. Each run leaves one JSON file, and `collect` puts these into one
 
 import gc
 import json
+import math
 import re
 import shutil
 import sys
@@ -25,16 +26,14 @@ import typer
 
 from studies import test_split
 from studies.data import VALIDATION, Both
-from studies.plan import NARROW, SCALE, SIZES, VALUES, Run, Size
-from tide_lm import presets, runs
+from studies.plan import NARROW, SCALE, SIZES, VALUES, Run
+from tide_lm import runs
 from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, prepare_corpus
 from tide_lm.data.shards import Manifest, TokenSplit
 from tide_lm.run_config import RunConfig
 
 SIZE, LAYER_PARAMETERS, TOKENS_PER_PARAMETER = "6m", 5_902_336, 20
-presets._SIZES.setdefault(SIZE, presets._tiny(vocab=32_768, hidden=256, layers=8, ffn=704))
-SIZES.setdefault(SIZE, Size(sequence=512, batch=64, rate=4e-3))
 
 FAST_EMBEDDING = "fast-embedding"
 _DENSE = {"optim.table_update": "dense"}
@@ -167,8 +166,10 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     }
     try:
         validation = trainer.train()
-    except ValueError as error:  # three steps in a row were not finite
-        tell(str(error))
+    except ValueError as error:
+        if not trainer.non_finite:
+            raise
+        tell(str(error))  # several steps in a row were not finite
         validation = {"loss": None, "loss_by_decile": None}
     if trainer.stopped_by:
         raise SystemExit(128 + trainer.stopped_by)
@@ -230,12 +231,17 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def best_losses(records: Sequence[Mapping[str, Any]], arm: str) -> dict[int, float]:
-    """The loss of an arm by its tokens: at the rate that is best there, the mean over its seeds."""
+    """The loss of an arm by its tokens: at the rate that is best there, the mean over its seeds.
+
+    A rate at which a seed was not finite does not count.
+    """
     batch, losses = SIZES[SIZE].batch, defaultdict[int, dict[float, list[float]]](lambda: defaultdict(list))
     for record in records:
-        if (record["name"], record["batch"]) == (arm, batch) and record["val_loss"] is not None:
-            losses[record["tokens"]][record["peak_rate"]].append(record["val_loss"])
-    return {tokens: min(map(fmean, rates.values())) for tokens, rates in sorted(losses.items())}
+        if (record["name"], record["batch"]) == (arm, batch):
+            loss = math.inf if record["val_loss"] is None else record["val_loss"]
+            losses[record["tokens"]][record["peak_rate"]].append(loss)
+    best = {tokens: min(map(fmean, rates.values())) for tokens, rates in sorted(losses.items())}
+    return {tokens: loss for tokens, loss in best.items() if math.isfinite(loss)}
 
 
 def tokens_needed(losses: Mapping[int, float], loss: float) -> float | None:
@@ -244,7 +250,7 @@ def tokens_needed(losses: Mapping[int, float], loss: float) -> float | None:
     It is None if no two neighbouring runs have the loss between them: the line is not drawn any further.
     """
     for (fewer, higher), (more, lower) in pairwise(sorted(losses.items())):
-        if lower <= loss <= higher:
+        if lower <= loss <= higher and lower < higher:
             return fewer * (more / fewer) ** ((higher - loss) / (higher - lower))
     return None
 

@@ -24,7 +24,12 @@ class Size:
     rate: float
 
 
-SIZES = {"tiny": Size(64, 8, 3e-3), "small": Size(512, 32, 1e-3), "medium": Size(512, 32, 6e-4)}
+SIZES = {
+    "tiny": Size(64, 8, 3e-3),
+    "6m": Size(512, 64, 4e-3),
+    "small": Size(512, 32, 1e-3),
+    "medium": Size(512, 32, 6e-4),
+}
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
 _DENSE = {"optim.table_update": "dense"}  # of controls and some variants: row-lazy is for TIDE's layers
 _DENSE_VALUES = {**_DENSE, VALUES: "true"}

@@ -111,12 +111,12 @@ def gains_by_recipe(study: Study) -> str:
 
 
 def beside_controls(study: Study) -> str:
-    """The controls that gain most, with and without rows in attention's values, and TIDE beside them."""
+    """The controls that gain most, of all and of those without rows in values, and TIDE beside them."""
     best, without = (study.gains("tide", recipe, k=8) for recipe in ("best", "centre"))
     others = [model for model in CONTROLS if model not in WITH_VALUES]
     rows = [
-        ["yes", *_lead(study, CONTROLS, lambda recipe: study.gains("tide", recipe, k=8) or best)],
-        ["no", *_lead(study, others, lambda _: without)],
+        ["allowed", *_lead(study, CONTROLS, lambda recipe: study.gains("tide", recipe, k=8) or best)],
+        ["none", *_lead(study, others, lambda _: without)],
     ]
     own = ["the control that gains most", "its recipe", "its gain, nats"]
     columns = ["rows in values", *own, "TIDE's gain, nats", "TIDE's lead, nats", "TIDE"]
@@ -163,7 +163,7 @@ def setting(study: Study) -> str:
         "vocabulary, token ids": f"{shape.vocab_size:,}",
         "steps": f"{train.steps:,}",
         "batch, sequences x tokens": f"{train.batch} x {config.data.sequence}",
-        "learning rate, first and last": f"{optim.max_lr:g} and {optim.min_lr:g}",
+        "learning rate, peak and last": f"{optim.max_lr:g} and {optim.min_lr:g}",
         "number format": train.dtype,
         "training tokens per parameter of the base": f"{record['tokens'] / record['parameters']:.1f}",
         "held-out places to predict": f"{run.result('validation')['tokens']:,}",
@@ -310,7 +310,7 @@ def norm_eps(study: Study) -> str:
 
 
 def _with_norms(study: Study) -> dict[str, Kept]:
-    """By recipe, a run whose norms were measured."""
+    """Return a run whose norms were measured, by recipe."""
     found = {
         recipe: run
         for recipe in ("paper", "best")

@@ -13,14 +13,8 @@ from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowByte
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADER = Path(__file__).with_name("emulate.hpp")
-FLAGS = [
-    "-O1",
-    "-std=c++17",
-    "-w",
-    "-shared",
-    "-fPIC",
-    "-U_FORTIFY_SOURCE",
-]  # it forbids jumps between stacks
+FLAGS = ["-O1", "-std=c++17", "-w", "-shared", "-fPIC"]
+FLAGS += ["-U_FORTIFY_SOURCE"]  # which forbids jumps between stacks
 FLAGS += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]  # as a GPU wants it
 _ENTRIES = """
 extern "C" void run_decode(const Args *args, unsigned blocks, unsigned seed) {
@@ -50,7 +44,7 @@ def built(folder: Path, macros: dict[str, int]) -> Path:
 
 
 class EmulatedKernel:
-    """As `DecodeKernel`, of tensors on the host. `blocks` run at once; `folder` keeps what is compiled."""
+    """The `DecodeKernel` of tensors on the host. `blocks` run at once; `folder` keeps what is compiled."""
 
     def __init__(self, folder: Path, shape: DecodeShape, blocks: int, **macros: int) -> None:
         self.shape, self.blocks, self.seed = shape, blocks, 0

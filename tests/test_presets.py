@@ -36,7 +36,7 @@ def test_what_the_paper_states_is_marked():
         ("tide-8e-1B", "did you mean 'tide-8e-1b'"),
         ("tide8e-1b", "did you mean 'tide-8e-1b'"),
         ("tide-0e-1b", "did you mean"),
-        ("gpt", "with SIZE one of tiny, small, medium, 350m"),
+        ("gpt", "SIZE one of tiny, 6m, small"),
     ],
 )
 def test_an_unknown_name_gets_a_hint(name, hint):

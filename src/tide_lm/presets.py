@@ -63,6 +63,7 @@ def _tiny(vocab: int, hidden: int, layers: int, ffn: int) -> ModelConfig:
 
 _SIZES = {
     "tiny": _tiny(vocab=4_096, hidden=128, layers=4, ffn=384),
+    "6m": _tiny(vocab=32_768, hidden=256, layers=8, ffn=704),
     "small": _tiny(vocab=32_768, hidden=512, layers=8, ffn=1_408),
     "medium": _tiny(vocab=32_768, hidden=768, layers=12, ffn=2_048),
     "350m": _paper(hidden=1_024, layers=24, heads=16, ffn=1_920),
@@ -72,6 +73,7 @@ _SIZES = {
 }
 _SETTINGS = {
     "tiny": _short_run(sequence=128, max_lr=3e-3, warmup_steps=100),
+    "6m": _short_run(sequence=512, max_lr=4e-3, warmup_steps=350),
     "small": _short_run(sequence=512, max_lr=1e-3, warmup_steps=500),
     "medium": _short_run(sequence=512, max_lr=6e-4, warmup_steps=500),
 }

@@ -85,6 +85,18 @@ def test_a_lower_rank_loses_least_of_all_planes(memory):
         assert (found[:, block] - rows[:, block]).square().sum() == pytest.approx(float(kept), rel=0.01)
 
 
+@pytest.mark.parametrize("power", [0.5, 1])
+def test_a_weighted_rank_loses_least_of_the_rows_so_weighted(memory, power):
+    """By torch's own decomposition, of rows times the root of their weight."""
+    counts = np.arange(len(memory.weight)) ** 2
+    rows = torch.cat(list(folded_rows(memory))).double()
+    weights = torch.from_numpy((counts + 1.0) ** power)
+    lost = decoded(memory, Form(16, rank=0.2, weighted=power), counts).double() - rows
+    for block in range(3):
+        least = torch.linalg.svdvals(weights.sqrt()[:, None] * rows[:, block])[7:].square().sum()
+        assert (weights[:, None] * lost[:, block].square()).sum() == pytest.approx(float(least), rel=0.01)
+
+
 def test_weights_favour_frequent_tokens(memory):
     counts = np.ones(len(memory.weight), np.int64)
     counts[:6] = 10**6

@@ -325,17 +325,18 @@ def test_weights_that_have_changed_since_are_found_by_verify(packed):
         verify(TideForCausalLM.from_pretrained(folder, memory="store"))
 
 
-def test_verify_reads_every_row(packed):
+@pytest.mark.parametrize("token", [0, 16, 31, 52])
+def test_verify_reads_every_row(packed, monkeypatch, token):
+    monkeypatch.setattr("tide_lm.compress.pack._AT_ONCE", 16)
     _, folder = packed
     model = TideForCausalLM.from_pretrained(folder, memory="store")
-    header = model.model.memory.file.header
     content = bytearray((folder / STORE).read_bytes())
-    content[header.file_bytes - header.stride] ^= 1
+    content[int(model.model.memory.file.header.row_at(np.array([token]))[0])] ^= 1
     (folder / STORE).write_bytes(content)
-    with pytest.raises(StoreError, match=r"the row of token \d+ is damaged"):
+    with pytest.raises(StoreError, match=rf"the row of token {token} is damaged"):
         verify(TideForCausalLM.from_pretrained(folder, memory="store"))
     for place in ("device", "cpu"):
-        with pytest.raises(StoreError, match=r"the row of token \d+ is damaged"):
+        with pytest.raises(StoreError, match=rf"the row of token {token} is damaged"):
             TideForCausalLM.from_pretrained(folder, memory=place)
 
 

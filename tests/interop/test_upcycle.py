@@ -97,6 +97,15 @@ def test_a_large_model_is_written_in_several_files(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("start", ["noise", "copies", "rotated"])
+def test_tables_do_not_depend_on_how_many_rows_are_made_at_once(tmp_path, monkeypatch, start):
+    llama().save_pretrained(tmp_path / "llama")
+    whole = upcycled(tmp_path / "llama", tmp_path / "whole", start).model.memory.weight
+    monkeypatch.setattr("tide_lm.interop.upcycle._AT_ONCE", 10 * 4 * 32)
+    assert torch.equal(upcycled(tmp_path / "llama", tmp_path / "parts", start).model.memory.weight, whole)
+    assert len(whole.flatten(1).unique(dim=0)) == len(whole)
+
+
 def test_a_base_model_of_ours_is_a_llama_too(tmp_path, tiny_model):
     base = tiny_model(num_memory_blocks=0)
     base.save_pretrained(tmp_path / "base")

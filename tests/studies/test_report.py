@@ -46,9 +46,9 @@ def test_what_is_ahead_of_the_seeds_that_both_have(control, said, tmp_path):
     by_recipe = report.gains_by_recipe(study)
     assert "| the paper's | 0.400 | 1.00 | 1 |" in by_recipe
     assert "| best, the default | 0.800 | 2.00 | 1 |" in by_recipe
-    (row,) = report.beside_controls(study).splitlines()[2:]  # none is without rows in values
+    (row,) = report.beside_controls(study).splitlines()[2:]  # no control is without rows in values
     gain = f"{5 - control:.3f} (one seed)"
-    assert row.startswith(f"| yes | `input-only` | centre | {gain} | 0.795 ± 0.007 (2 seeds) | ")
+    assert row.startswith(f"| allowed | `input-only` | centre | {gain} | 0.795 ± 0.007 (2 seeds) | ")
     assert row.endswith(said)
 
 
@@ -76,8 +76,10 @@ def test_without_rows_in_values_controls_are_beside_the_centre(tmp_path):
     keep(tmp_path, "value-tables", "best", 8, 4.1)
     keep(tmp_path, "layer-tables", "best", 8, 4.3)
     first, second = report.beside_controls(Study(tmp_path)).splitlines()[2:]
-    assert first.startswith("| yes | `value-tables` | best | 0.900 (one seed) | 1.000 (one seed) | 0.100 ")
-    assert second.startswith("| no | `layer-tables` | best | 0.700 (one seed) | 0.600 (one seed) | -0.100 ")
+    assert first.startswith(
+        "| allowed | `value-tables` | best | 0.900 (one seed) | 1.000 (one seed) | 0.100 "
+    )
+    assert second.startswith("| none | `layer-tables` | best | 0.700 (one seed) | 0.600 (one seed) | -0.100 ")
 
 
 def test_recipes_that_share_no_seed_cannot_be_compared(tmp_path):
@@ -109,7 +111,7 @@ def test_the_setting_is_that_of_the_base(tmp_path):
     assert "| hidden size D | 1024 |" in rows
     assert "| steps | 1,234 |" in rows
     assert "| batch, sequences x tokens | 8 x 2048 |" in rows
-    assert any(row.startswith("| learning rate, first and last | 0.002 and ") for row in rows)
+    assert any(row.startswith("| learning rate, peak and last | 0.002 and ") for row in rows)
     assert f"| training tokens per parameter of the base | {TOKENS / 10:.1f} |" in rows
     assert "| held-out places to predict | 100 |" in rows
     assert report.places_by_decile(study).endswith("| places to predict |" + " 9 |" * 10)
@@ -133,7 +135,7 @@ def compressed():
 
 
 def test_figures_and_summaries_are_written_of_runs_that_are_kept(tmp_path):
-    """Of all runs but those of the search there is a summary; what was not measured is not drawn."""
+    """The summary has all runs but those of the search; what was not measured is not drawn."""
     kept, docs = tmp_path / "results" / "runs", tmp_path / "docs"
     for seed in (0, 1, 2):
         keep(kept, "base", "paper", 0, 5.0 + seed / 10, seed)

@@ -106,7 +106,7 @@ def test_generation_from_a_store_and_of_several_sequences():
 
 
 def test_weights_gradients_and_moments_are_split_over_gpus():
-    """Of 16 bytes for each resident parameter, and 12 for each of the tables."""
+    """Expect 16 bytes for each resident parameter, and 12 for each of the tables."""
     found = lines(speed_report.memory_by_gpus())
     resident, tables = 1_033_930_752, 2_101_346_304
     shares = [(16 * resident + 12 * tables) / gpus / 1e9 for gpus in (1, 8, 64)]

@@ -259,7 +259,7 @@ def test_a_wrong_call_side_by_side_is_in_the_logs(tmp_path):
 
 
 def test_sigterm_reaches_processes_side_by_side(tmp_path):
-    """Once the signal is listened to: before, it would end this process."""
+    """Wait until the signal is listened to: before, it would end this process."""
     before = signal.getsignal(signal.SIGTERM)
 
     def stop():

@@ -3,6 +3,7 @@
 import json
 import lzma
 from dataclasses import asdict, replace
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
@@ -113,3 +114,11 @@ def test_all_ways_go_on_from_one_llama_for_as_many_tokens(plan):
     assert frozen.model.embed_tokens.weight.equal(llama.model.embed_tokens.weight)
     assert frozen.model.memory.norm.weight.abs().max() > 0
     assert compare(plan, ways[:1], 1, lines.append)["runs"][0] == found["runs"][0]  # what is there is kept
+
+
+def test_every_decile_gains_as_the_readme_says():
+    found = upcycling_report.read(Path(__file__).parents[2] / "results" / "upcycling")
+    by_seed = {(run.way.name, run.seed): run.after["loss_by_decile"] for run in found}
+    for seed in range(3):
+        pairs = zip(by_seed["Llama", seed], by_seed["TIDE", seed], strict=True)
+        assert all(tide < llama for llama, tide in pairs)

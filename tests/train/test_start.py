@@ -176,8 +176,8 @@ def test_a_dry_run_counts_what_learns(prepared, tide):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["model.memory_values=true"], "model.memory_values"),
-        (["model.preset=tide-8e-1b"], "model.preset"),
+        (["model.memory_values=true"], r"model\.memory_values is that of"),
+        (["model.preset=tide-8e-1b"], r"model\.preset is that of"),
         (["train.lora_rank=0"], "train.lora_rank is 0"),
         (["train.parts=some"], "train.parts is 'some'"),
         (["train.parts=memory", "train.record_gradients=true"], "'memory'.*record_gradients.*off"),

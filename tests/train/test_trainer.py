@@ -424,6 +424,7 @@ def test_a_damaged_record_of_metrics_is_named(whole_run, tmp_path):
 def test_what_is_not_there_cannot_be_resumed(tmp_path):
     done = train([], tmp_path / "run", "--resume")
     assert done.returncode == 2
+    assert f"{tmp_path / 'run'} to resume" in done.said
     assert "--run" in done.said
     assert not (tmp_path / "run").exists()
 
