@@ -10,6 +10,7 @@ import time
 import pytest
 from command import call, result_of, tide_lm
 
+from tide_lm.compress.encode import Form
 from tide_lm.store.format import BLOCK
 from tide_lm.store.reader import StoreFile
 
@@ -34,8 +35,33 @@ def test_pack_writes_a_store_and_says_how_large_it_is(packed):
     assert found["bytes"] == (folder / "memory.tide").stat().st_size
     assert (found["bits"], found["ranks"], found["stride"] % BLOCK) == (8, [], 0)
     assert found["row_bytes"] == file.header.row_bytes
+    header = file.header
+    assert found["relative_bytes"] == found["bytes"] / (2 * header.vocab_size * header.blocks * header.hidden)
     assert file.sections["counts"].sum() > 0
     assert (folder / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        (["--bits", 3, "--group", 16], Form(3, group=16)),
+        (
+            ["--rank", 0.5, "--blocks", "joint", "--weighted", 0.5],
+            Form(rank=0.5, blocks="joint", weighted=0.5),
+        ),
+        (["--rank", 0.25, "--blocks", "uneven"], Form(rank=0.25, blocks="uneven")),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Form) else "",
+)
+def test_the_options_of_pack_are_a_form(options, form, trained, tmp_path, monkeypatch):
+    import tide_lm.compress.pack as module
+
+    given, pack = [], module.pack
+    monkeypatch.setattr(module, "pack", lambda *arguments: given.append(arguments[2]) or pack(*arguments))
+    found = result_of("pack", trained, "--out", tmp_path / "packed", *options)
+    assert given == [form]
+    header = StoreFile(tmp_path / "packed" / "memory.tide").header
+    assert (header.bits, header.group, header.ranks) == (form.bits, form.group, tuple(found["ranks"]))
 
 
 def test_verify_reads_all_of_it(packed, tmp_path):

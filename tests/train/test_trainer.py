@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 from command import Done, call, process, tide_lm
+from disk import files_of_at_most
 from safetensors.torch import load_file
 
 from tide_lm.cli import progress
@@ -71,17 +72,6 @@ def at_step(monkeypatch):
         monkeypatch.setattr("tide_lm.cli.train.training_progress", watched)
 
     return arrange
-
-
-@contextmanager
-def files_of_at_most(size: int):
-    """A disk that is full: no file of this process can become larger."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager
@@ -312,13 +302,16 @@ def _loss_and_norm(trainer: Trainer) -> tuple[float, float]:
 
 
 def test_losses_that_are_not_finite_end_the_run_with_step_and_place(settings, tmp_path):
-    trainer = Trainer(RunConfig.load(None, settings), tmp_path / "run", print)
+    config = RunConfig.load(None, [*settings, "train.checkpoint_every=2"])
+    trainer = Trainer(config, tmp_path / "run", print)
     with torch.no_grad():
         trainer.model.model.norm.weight[0] = float("nan")
     before = trainer.model.lm_head.weight.clone()
     with pytest.raises(ValueError, match=r"step 3 .*windows 8 to 11 .*3 times"):
         trainer.train()
     assert torch.equal(trainer.model.lm_head.weight, before)
+    with pytest.raises(ValueError, match=r"step 3 .*3 times"):  # those before a checkpoint count too
+        Trainer(config, tmp_path / "run", print, resume=True).train()
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])["loss"] is None
 
 
