@@ -1,6 +1,5 @@
 """Checkpoints are whole or not there, and damage is seen."""
 
-import resource
 import shutil
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from disk import files_of_at_most
 
 from tide_lm import checkpoint
 
@@ -116,13 +116,8 @@ def test_old_checkpoints_are_removed_but_milestones_stay(tmp_path, keep, keep_ev
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     checkpoint.save(tmp_path, 10, tensors(1), {"step": 10})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"00000020.*File too large"):
-            checkpoint.save(tmp_path, 20, {"model.w": torch.ones(200_000)}, {"step": 20})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_of_at_most(50_000), pytest.raises(OSError, match=r"00000020.*File too large"):
+        checkpoint.save(tmp_path, 20, {"model.w": torch.ones(200_000)}, {"step": 20})
     assert checkpoint.newest(tmp_path, print).name == "00000010"
     assert [path.name for path in tmp_path.iterdir()] == ["00000010"]
 

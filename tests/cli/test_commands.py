@@ -32,15 +32,21 @@ def test_a_process_of_its_own_has_the_exit_status_of_what_happened(arguments, st
     assert "Traceback" not in done.stderr
 
 
+@pytest.fixture(scope="module")
+def analysed(trained, tmp_path_factory):
+    run = tmp_path_factory.mktemp("analysed") / "run"
+    shutil.copytree(trained, run)
+    result_of("analyze", "norms", run)
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["analyze", "evaluate", "figure", "generate", "prepare", "report"])
 def test_a_process_of_its_own_ends_well_and_says_nothing_that_it_does_not_mean(
-    command, trained, prepared, tmp_path
+    command, analysed, prepared, tmp_path
 ):
     """In the test's own process, what libraries warn of and how the interpreter ends is not seen."""
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
-    result_of("analyze", "norms", run)
+    run = analysed
     records = [json.dumps({"text": f"layer {number} knows its token. " * 9}) for number in range(300)]
     (tmp_path / "text.jsonl").write_text("\n".join(records))
     given = {
@@ -261,7 +267,9 @@ def test_a_small_demo_compares_two_models_and_looks_into_both(small_demo):
 @pytest.fixture(scope="module")
 def demo_run(made_once):
     def make(folder):
-        printed = result_of("demo", "--steps", "12", "--run", folder / "run")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(demo, "COMPRESSED", ["4 bits", "16 bits, rank 0.7"])
+            printed = result_of("demo", "--steps", "12", "--run", folder / "run")
         written = json.loads((folder / "run" / "results" / "demo.json").read_text())
         assert {key: written[key] for key in printed} == printed
 
@@ -272,6 +280,7 @@ def demo_run(made_once):
 def test_demo_trains_both_models_and_writes_its_numbers(demo_run):
     result = json.loads((demo_run / "results" / "demo.json").read_text())
     assert result["provenance"]["seed"] == 0
+    assert len(TokenSplit(demo_run / "data", "train")) > 3_000_000
     assert result["tide"]["parameters"] > result["base"]["parameters"]
     for kind in ("base", "tide"):
         assert result[kind]["val_loss"] < 8  # a uniform guess over 4,096 tokens is 8.32

@@ -1,4 +1,4 @@
-"""A store that is larger than what a process may take: 3 GB, from which a model generates."""
+"""A store that is larger than what a process may take: 1 GB, from which a model generates."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-BLOCKS, AT_ONCE = 176, 1024
+BLOCKS, AT_ONCE = 60, 1024
 GENERATE = """
 import json, sys, threading, time
 import torch
@@ -62,9 +62,9 @@ def generated(folder, **options):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status, as Linux has it")
-def test_three_gigabytes_of_tables_take_little_memory(tmp_path):
-    if shutil.disk_usage(tmp_path).free < 8 << 30:
-        pytest.skip("needs 8 GB of free disk")
+def test_a_gigabyte_of_tables_takes_little_memory(tmp_path):
+    if shutil.disk_usage(tmp_path).free < 3 << 30:
+        pytest.skip("needs 3 GB of free disk")
     torch.manual_seed(0)
     stored = {"file": STORE, "fingerprint": "0" * 64}
     model = TideForCausalLM(TideConfig(**SHAPE, num_memory_blocks=BLOCKS, memory_store=stored))
@@ -77,7 +77,7 @@ def test_three_gigabytes_of_tables_take_little_memory(tmp_path):
     rows = codec.encode(torch.randn(AT_ONCE, codec.numbers)).numpy()
     PreTrainedModel.save_pretrained(model, tmp_path / "packed")  # without its rows, which come next
     write_store(tmp_path / "packed" / STORE, header, sections, [rows] * (SHAPE["vocab_size"] // AT_ONCE))
-    assert header.file_bytes > 3e9
+    assert header.file_bytes > 1e9
     TideForCausalLM(TideConfig(**SHAPE, num_memory_blocks=0)).save_pretrained(tmp_path / "base")
 
     base, packed = generated(tmp_path / "base"), generated(tmp_path / "packed", memory="store")

@@ -5,13 +5,13 @@ import importlib.util
 import json
 import lzma
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from disk import files_of_at_most
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -241,13 +241,9 @@ print(*re.findall(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()))
 
 def test_a_full_disk_leaves_nothing_and_says_where(corpus, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
-    try:
-        with pytest.raises(OSError, match=rf"File too large: '{re.escape(str(tmp_path / 'out'))}'"):
-            prepare.prepare(str(corpus), tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told = rf"File too large: '{re.escape(str(tmp_path / 'out'))}'"
+    with files_of_at_most(40_000), pytest.raises(OSError, match=told):
+        prepare.prepare(str(corpus), tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"))
     assert {path.name for path in tmp_path.iterdir()} == {corpus.name, "tokenizer"}
 
 

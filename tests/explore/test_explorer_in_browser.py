@@ -97,6 +97,7 @@ def visit(browser, request, tmp_path):
         address = address or request.getfixturevalue("address")
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
+        context.set_default_timeout(300_000)  # ms: a busy machine is no fault
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))

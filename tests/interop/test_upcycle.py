@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from command import call, tide_lm
+from command import call, result_of, tide_lm
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -72,6 +72,7 @@ def test_logits_are_the_same_to_the_bit_and_so_is_the_way_back(tmp_path, kind, d
         assert found.dtype == dtype
         assert found.config.tie_word_embeddings == model.config.tie_word_embeddings
         assert found.config.rope_parameters == model.config.rope_parameters
+        assert found.config.memory_gain_init == 0  # by which a training knows that gains begin there
         assert torch.equal(found(IDS).logits, model(IDS).logits)
     plain = [tokens for (tokens,) in Engine(found).generate([[1, 2, 3]], 8)]
     assert plain == [tokens for (tokens,) in Engine(model).generate([[1, 2, 3]], 8)]
@@ -180,6 +181,26 @@ def test_a_seed_gives_the_same_file_again(tmp_path):
         if upcycled(tmp_path / "llama", tmp_path / out, seed=seed)
     ]
     assert kept[0] == kept[1] != kept[2]
+
+
+def test_the_options_of_the_command_are_those_of_the_function(tmp_path):
+    llama().save_pretrained(tmp_path / "llama")
+    command = "upcycle", tmp_path / "llama", "--out"
+    done = result_of(*command, tmp_path / "usual")
+    usual = TideConfig.from_pretrained(tmp_path / "usual")
+    assert (done["folder"], usual.num_memory_blocks, usual.memory_values) == (
+        str(tmp_path / "usual"),
+        8,
+        True,
+    )
+    chosen = "--memory-blocks", 3, "--memory-own-block", "--memory-value-scale", 5, "--seed", 7
+    result_of(*command, tmp_path / "tide", *chosen, "--tables", "rotated")
+    memory = {"num_memory_blocks": 3, "memory_own_block": True, "memory_value_scale": 5.0}
+    upcycled(tmp_path / "llama", tmp_path / "same", "rotated", 7, memory_values=True, **memory)
+    result_of(*command, tmp_path / "mixed", "--no-memory-values")
+    assert not TideConfig.from_pretrained(tmp_path / "mixed").memory_values
+    for name in "config.json", "model.safetensors":
+        assert (tmp_path / "tide" / name).read_bytes() == (tmp_path / "same" / name).read_bytes(), name
 
 
 def test_only_the_gains_get_a_gradient_at_first(tmp_path):
@@ -308,8 +329,8 @@ def test_wrong_calls_are_told(tmp_path, arguments, told):
 
 
 def big(folder):
-    """A model of 470 MB, with a tokenizer's file beside it."""
-    sizes = {"vocab_size": 50_000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 3}
+    """A model of 270 MB, with a tokenizer's file beside it."""
+    sizes = {"vocab_size": 25_000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 3}
     llama(**sizes, num_attention_heads=16, tie_word_embeddings=False).save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")
 
@@ -326,10 +347,10 @@ def test_a_large_model_is_neither_read_nor_made_at_once(tmp_path):
         ).stdout
         peaks.append(int(found.splitlines()[-1]))
     written = json.loads(found[: found.rindex("}") + 1])
-    assert written["tables"] == 8 * 50_000 * 1024
+    assert written["tables"] == 8 * 25_000 * 1024
     assert (tmp_path / "llama-tide" / "tokenizer_config.json").exists()
     assert (tmp_path / "llama-tide" / "model.safetensors").stat().st_size > 4 * written["tables"]
-    assert peaks[1] - peaks[0] < 250_000  # KB, of 470 MB that are read and 1.6 GB that are made
+    assert peaks[1] - peaks[0] < 200_000  # KB, of 270 MB that are read and 0.8 GB that are made
 
 
 _PEAK = """

@@ -16,7 +16,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
 EPS = 1e-5
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # A row of many pieces, rows of one position, and sizes that are no powers of two.
-SHAPES = [(2, 3, 4, 1, 8), (2, 40, 5, 3, 33), (1, 1, 1, 2, 16), (3, 7, 50, 9, 20)]
+SHAPES = [(2, 3, 4, 1, 8), (1, 40, 3, 3, 33), (1, 1, 1, 2, 16), (2, 4, 50, 9, 20)]
 
 KINDS = pytest.mark.parametrize(
     "kind",
@@ -125,7 +125,7 @@ def test_gradients_reach_the_rows_in_the_type_of_the_layers(dtype, monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(module, name, look)
-    _losses(dtype, SHAPES[1], fused=True)
+    _losses(dtype, SHAPES[0], fused=True)
     assert seen == [dtype] * 3
 
 

@@ -29,6 +29,7 @@ def visit(browser, address, tmp_path):
     def open_page(width: int, scheme: str = "light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
+        context.set_default_timeout(300_000)  # ms: a busy machine is no fault
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

@@ -163,17 +163,15 @@ def drawn(plant, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "only", [FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["of few results", "of all results"]
-)
-@pytest.mark.parametrize(
-    ("what", "content", "left_out"),
+    ("what", "content", "left_out", "only"),
     [
-        ("routing", "{", {"routing"}),
-        ("routing", '{"by_layer": [[[1.0, "x"]]], "tokens": [1], "text": "x"}', {"routing"}),
-        ("validation", '{"loss": "x"}', {"loss-by-decile"}),
-        ("perplexity", '{"texts": {"x": {}}}', {"loss-by-decile"}),
+        ("routing", "{", {"routing"}, FEW),
+        pytest.param("routing", "{", {"routing"}, None, marks=pytest.mark.slow),
+        ("routing", '{"by_layer": [[[1.0, "x"]]], "tokens": [1], "text": "x"}', {"routing"}, FEW),
+        ("validation", '{"loss": "x"}', {"loss-by-decile"}, FEW),
+        ("perplexity", '{"texts": {"x": {}}}', {"loss-by-decile"}, FEW),
     ],
-    ids=["no JSON", "routing", "validation", "perplexity"],
+    ids=["no JSON", "no JSON, of all results", "routing", "validation", "perplexity"],
 )
 def test_a_damaged_result_is_listed_and_all_else_is_drawn(
     what, content, left_out, only, plant, drawn, tmp_path

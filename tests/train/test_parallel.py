@@ -98,11 +98,15 @@ def alone(settings, made_once):
 
 
 @pytest.fixture(scope="module")
-def pair(settings, tmp_path_factory):
-    run = tmp_path_factory.mktemp("pair") / "run"
-    done = train(2, settings, run)
-    assert done.stderr.count("exported to") == done.stdout.count("validation loss") == 1  # the first alone
-    return run
+def pair(settings, made_once):
+    """The run of two processes: only to be read."""
+
+    def make(folder):
+        done = train(2, settings, folder / "run")
+        # The first process alone tells.
+        assert done.stderr.count("exported to") == done.stdout.count("validation loss") == 1
+
+    return made_once("pair", make) / "run"
 
 
 def test_a_group_of_one_trains_as_a_process_alone_and_each_goes_on_with_the_others_run(

@@ -175,10 +175,9 @@ if __name__ == "__main__":
     ("changes", "place"),
     [
         ({"memory_values": True}, None),
-        ({"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}, None),
-        ({"memory_values": True}, "store"),
+        ({"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}, "store"),
     ],
-    ids=["key heads are split", "and shared", "rows from a store"],
+    ids=["key heads are split", "key heads are shared, rows from a store"],
 )
 def test_two_processes_share_tables_heads_and_the_vocabulary(saved, tmp_path, changes, place):
     folder, options = saved(**changes), {"tensor_parallel_size": 2, "skip_tokenizer_init": True}
