@@ -19,7 +19,7 @@ from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs, reading
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader, shares
-from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.explore.vocabulary import FOUND, Vocabulary
 from tide_lm.runs import write_result
 
 TEXT = "every layer knows the token"
@@ -160,6 +160,12 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
     ids, total = vocabulary.search("LAYER")
     assert total == len(ids) > 0
     assert all("layer" in vocabulary.texts[id].lower() for id in ids)
+    for wanted in "e", "LA":
+        found, total = vocabulary.search(wanted)
+        lengths = [len(vocabulary.texts[id].strip()) for id in found]
+        assert lengths == sorted(lengths)
+        assert total == sum(wanted.lower() in text.lower() for text in vocabulary.texts)
+        assert len(found) == min(total, FOUND) > 2
     assert vocabulary.search("#7") == ([7], 1)
     for nothing in "#99999999", "", "#" + "9" * 5000:
         assert vocabulary.search(nothing) == ([], 0)
