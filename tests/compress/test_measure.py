@@ -33,6 +33,8 @@ def test_a_form_costs_what_the_packed_model_loses(subject, text, tmp_path):
     ):
         header = pack(subject.tide, tmp_path / str(number), form, subject.bins.counts_V)
         assert record["bytes"] == header.file_bytes == (tmp_path / str(number) / "memory.tide").stat().st_size
+        in_16_bits = 2 * subject.tide.model.memory.weight.numel()
+        assert record["relative_bytes"] == pytest.approx(record["bytes"] / in_16_bits)
         packed = TideForCausalLM.from_pretrained(tmp_path / str(number)).to(subject.model.device)
         same = perplexity(packed, subject.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
         assert record["texts"]["mine"]["perplexity"] == pytest.approx(same, rel=1e-6)
