@@ -141,6 +141,15 @@ def test_steps_of_the_last_few_kinds_of_sampling_are_kept(model):
     assert engine.decoder(Sampling(9.0, seed=1)) is kinds[-1]
 
 
+def test_a_seed_draws_the_same_tokens_again_and_no_seed_others_each_time(model):
+    engine = Engine(model)
+    first, again, other, one, two = (
+        list(engine.generate([[1, 2]], 12, Sampling(1.0, seed=seed))) for seed in (1, 1, 3, None, None)
+    )
+    assert first == again
+    assert len({str(drawn) for drawn in (first, other, one, two)}) == 4
+
+
 def test_prompts_and_numbers_may_be_tensors_and_arrays(model):
     whole = expected(model, [1, 2, 3], 5)
     sampling = Sampling(0.0, seed=np.int64(3))
