@@ -15,8 +15,8 @@ from tide_lm import runs
 ROOT = Path(__file__).parents[1]
 # Commands of one clone, one after the other; each of the two clones begins with nothing installed.
 CLONES = (
-    {"setup": ["make", "setup"], "test": ["make", "test"], "demo": ["make", "demo"]},
     {"everything": [".ci/run"]},
+    {"setup": ["make", "setup"], "test": ["make", "test"], "demo": ["make", "demo"]},
 )
 
 
