@@ -39,7 +39,8 @@ setup: $(VENV)/.installed
 
 environments: setup $(OLDEST)/.installed $(NEWEST)/.installed $(VLLM)/.installed
 
-# $(call install,venv,constraints,extras): a venv with this package, stamped once it is complete.
+# $(call install,venv,constraints,extras): a venv with this package, stamped once it is complete. Python
+# compiles what is imported, which is soon done; pip would compile all, which takes longer than the rest.
 define install
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "there is no $(PYTHON): install Python 3.11 or newer, or call make with PYTHON=..." >&2; exit 1; }
@@ -48,7 +49,7 @@ define install
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot make virtual environments: sudo apt install $(notdir $(PYTHON))-venv" >&2; exit 1; }
 	@test -e $(1)/.installed || $(PYTHON) -m venv --clear $(1)
-	$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[$(3)]'
+	$(1)/bin/pip install --quiet --disable-pip-version-check --no-compile -c $(2) -e '.[$(3)]'
 	@echo "$(CURDIR)" > $(1)/.installed
 endef
 
