@@ -15,6 +15,8 @@ NEWEST := .venv-newest
 VLLM := .venv-vllm
 # On a busy machine a second thread makes torch slower, not faster.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Otherwise each of hundreds of processes would compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
 # A worker for each core; one that is done takes over tests that wait for another.
 WORKERS := --numprocesses=logical --maxprocesses=8 --dist=worksteal
 # Kernels are compiled by triton and nvrtc, whose versions stay.
@@ -40,7 +42,7 @@ setup: $(VENV)/.installed
 environments: setup $(OLDEST)/.installed $(NEWEST)/.installed $(VLLM)/.installed
 
 # $(call install,venv,constraints,extras): a venv with this package, stamped once it is complete. Python
-# compiles what is imported, which is soon done; pip would compile all, which takes longer than the rest.
+# compiles what is imported, and keeps it; pip would compile all, which takes longer than the rest.
 define install
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "there is no $(PYTHON): install Python 3.11 or newer, or call make with PYTHON=..." >&2; exit 1; }
