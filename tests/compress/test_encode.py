@@ -57,6 +57,23 @@ def test_a_lower_rank_keeps_the_plane(memory, blocks):
     assert error(memory, Form(8, rank=share, blocks=blocks)) == pytest.approx(least, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "form", [Form(8), Form(4, rank=0.5, weighted=0.5), Form(8, rank=0.25, blocks="joint")]
+)
+def test_rows_read_a_few_at_once_are_the_same(memory, form, monkeypatch):
+    counts_V = np.arange(len(memory.weight))
+    whole = Encoder(memory, form, FINGERPRINT, counts_V)
+    sections, rows_UB = whole.sections, torch.cat(list(whole.rows()))
+    columns_N = torch.cat(list(whole._numbers())).square().mean(0).sqrt()
+    assert np.allclose(sections["columns"], columns_N.numpy(), rtol=1e-5)
+    monkeypatch.setattr("tide_lm.compress.encode._AT_ONCE", 7)
+    few = Encoder(memory, form, FINGERPRINT, counts_V)
+    for name, values in sections.items():
+        assert np.allclose(few.sections[name], values, rtol=1e-3, atol=1e-3), name
+    read = [RowDecoder(each.header, each.sections) for each in (whole, few)]
+    assert torch.allclose(read[0](rows_UB), read[1](torch.cat(list(few.rows()))), atol=0.02)
+
+
 def test_uneven_ranks_go_to_the_blocks_that_need_them(memory):
     with torch.no_grad():
         memory.weight[:, 0] = torch.randn(32)  # one direction, that all tokens share

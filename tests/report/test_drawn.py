@@ -1,6 +1,6 @@
-"""Every number that figures show of planted results is the one that was there when they were last looked at.
+"""Every number that the report shows of planted results is the one that was there when it was last looked at.
 
-After a change that is meant, look at the figures, call pytest on this file with TIDE_LM_KEEP=1, and read what
+After a change that is meant, look at the report, call pytest on this file with TIDE_LM_KEEP=1, and read what
 git shows of drawn.json.
 """
 
@@ -13,10 +13,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+from tide_lm.report import overview
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.results import open_runs
+from tide_lm.report.wording import MINUS
 
 KEPT = Path(__file__).with_name("drawn.json")
+SIGNED = re.compile(rf"[{MINUS}+-]?[\d.,]*\d")
 
 
 def drawn(panel) -> dict[str, list]:
@@ -42,7 +45,7 @@ def rounded(values) -> list:
 
 
 def numbers(cells) -> list[str]:
-    return [number for cell in cells for number in re.findall(r"[\d.,]*\d", cell)]
+    return [number for cell in cells for number in SIGNED.findall(cell)]
 
 
 def shown(figure, runs) -> dict:
@@ -53,10 +56,24 @@ def shown(figure, runs) -> dict:
     }
 
 
-@pytest.mark.parametrize("name", FIGURES)
+def shown_first(runs) -> dict:
+    """Return the numbers above all figures: of the runs, and of their losses."""
+    return {
+        "tables": [
+            [numbers(row) for row in table.rows] for table in (overview.facts(runs), *overview.losses(runs))
+        ],
+        "headlines": [
+            [found.group, *rounded([found.change]), *numbers([found.losses])]
+            for found in overview.headlines(runs)
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", ["overview", *FIGURES])
 def test_the_numbers_are_those_that_were_looked_at(name, two_runs):
-    figure = FIGURES[name]
-    found = shown(figure, open_runs(two_runs[1:] if figure.of_memory else two_runs))
+    figure = FIGURES.get(name)
+    runs = open_runs(two_runs[1:] if figure and figure.of_memory else two_runs)
+    found = shown(figure, runs) if figure else shown_first(runs)
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if os.environ.get("TIDE_LM_KEEP"):
         kept[name] = found

@@ -314,7 +314,11 @@ def fetch(cached: StoredRows, tokens) -> np.ndarray:
     return rows
 
 
-def test_the_cache_begins_with_the_most_frequent_rows_and_keeps_what_was_used_last(store):
+@pytest.mark.parametrize("at_once", [1024, 2])
+def test_the_cache_begins_with_the_most_frequent_rows_and_keeps_what_was_used_last(
+    store, at_once, monkeypatch
+):
+    monkeypatch.setattr(reader, "_AT_ONCE", at_once)
     path, rows = store
     cached = StoredRows(StoreFile(path), 5 * ROW + ROW // 2)
     found = []
