@@ -1,4 +1,4 @@
-"""How long a newcomer waits: the README's commands and all of `.ci/run`, in fresh clones of this commit.
+"""Measure how long a newcomer waits for the README's commands, and for `.ci/run`, in clones of this commit.
 
 Run it while the machine does nothing else.
 """

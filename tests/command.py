@@ -25,9 +25,7 @@ class Done:
         return " ".join(self.stderr.replace("│", " ").split())
 
 
-def tide_lm(
-    *arguments: object, env: Mapping[str, str] | None = None, stdin: bytes | str = "", cwd: object = None
-) -> Done:
+def tide_lm(*arguments: object, env: Mapping[str, str] | None = None, stdin: str = "") -> Done:
     """Run `tide-lm` in this process, since a new one takes seconds to load torch.
 
     An exception that a user would see as a traceback reaches the test. `env` adds to the environment, in
@@ -35,10 +33,9 @@ def tide_lm(
     """
     from tide_lm.cli import main
 
-    given = stdin.encode() if isinstance(stdin, str) else stdin
-    files = [io.TextIOWrapper(io.BytesIO(start), "utf-8", write_through=True) for start in (given, b"", b"")]
+    starts = (stdin.encode(), b"", b"")
+    files = [io.TextIOWrapper(io.BytesIO(start), "utf-8", write_through=True) for start in starts]
     status: object = 0
-    before = os.getcwd()
     with (
         mock.patch.object(sys, "argv", ["tide-lm", *map(str, arguments)]),
         mock.patch.object(sys, "stdin", files[0]),
@@ -47,12 +44,9 @@ def tide_lm(
         redirect_stderr(files[2]),
     ):
         try:
-            os.chdir(str(cwd or before))
             main()
         except SystemExit as end:
             status = end.code
-        finally:
-            os.chdir(before)
     if isinstance(status, str):  # as the interpreter does with it
         files[2].write(status + "\n")
         status = 1
@@ -69,7 +63,7 @@ def result_of(*arguments: object, **options) -> dict:
 
 def process(*arguments: object, **options) -> subprocess.CompletedProcess:
     """Run `tide-lm` in a process of its own: for signals, locks, limits, terminals and what is imported."""
-    return subprocess.run(call(*arguments), capture_output=True, text=True, **{"timeout": 300, **options})
+    return subprocess.run(call(*arguments), capture_output=True, text=True, **{"timeout": 600, **options})
 
 
 def call(*arguments: object) -> list[str]:

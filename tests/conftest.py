@@ -22,7 +22,7 @@ from tide_lm.data.shards import Manifest, ShardWriter
 from tide_lm.model import TideConfig, TideForCausalLM
 
 torch.set_num_threads(1)
-# A busy machine is no fault; and what must pass each time has the same examples each time.
+# A busy machine is no fault. `make test` has the same examples each time, and what follows it has others.
 hypothesis.settings.register_profile("patient", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 
@@ -33,7 +33,10 @@ LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser):
-    choices = {"fast": "all but what a marker leaves for later", "rest": "what the markers leave for later"}
+    choices = {
+        "fast": "all but what a marker leaves for later",
+        "rest": "what the markers leave for later, and random examples",
+    }
     told = "; ".join(f"{name}: {what}" for name, what in choices.items())
     parser.addoption("--part", choices=choices, help=f"One part of the suite. {told}.")
 
@@ -49,10 +52,16 @@ def pytest_collection_modifyitems(config, items):
     if part is None:
         return
     first = {item: next((name for name in LATER if item.get_closest_marker(name)), None) for item in items}
-    left_out = [item for item in items if (first[item] is None) != (part == "fast")]
+
+    def is_in(item: pytest.Item) -> bool:
+        if part == "rest" and hypothesis.is_hypothesis_test(item.obj):
+            return True  # again, with other examples each time
+        return (first[item] is None) == (part == "fast")
+
+    left_out = [item for item in items if not is_in(item)]
     config.stash[LEFT_OUT] = dict(Counter(first[item] or "fast" for item in left_out))
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if (first[item] is None) == (part == "fast")]
+    items[:] = [item for item in items if is_in(item)]
 
 
 def pytest_sessionfinish(session):

@@ -1,6 +1,5 @@
 """What must answer at once never loads torch or transformers."""
 
-import resource
 import subprocess
 import sys
 
@@ -21,7 +20,7 @@ COMMANDS = "--help", "--version", "presets", "estimate", "estimate tide-24e-3b -
 
 
 def test_neither_modules_nor_commands_that_only_calculate_load_torch_or_transformers():
-    """Each in a process of its own, which has imported nothing before; all are forked from one."""
+    """Fork a process for each from one that has imported nothing."""
     code = f"""
 import importlib, os, sys
 def apart(name, act):
@@ -33,6 +32,7 @@ def apart(name, act):
     except SystemExit as stop:
         assert not stop.code, stop.code
     assert not {{"torch", "transformers", "triton"}} & set(sys.modules)
+    assert act is not run or not {{"matplotlib", "numpy"}} & set(sys.modules)
     sys.stdout.flush()
     os._exit(0)
 def run(command):
@@ -48,24 +48,6 @@ print("light")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("\nlight\n"), done.stderr
     assert '"tables"' in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--help"], ["estimate"]])
-def test_commands_that_only_calculate_take_little_longer_than_what_prints_them(arguments):
-    """Compare processor time, the least of five tries each, so that a busy machine does not count."""
-
-    def seconds(*call: str) -> float:
-        tries = []
-        for _ in range(5):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, *call], capture_output=True, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            tries.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        return min(tries)
-
-    printing = seconds("-c", "import typer, typer.rich_utils, rich.table")
-    assert seconds("-m", "tide_lm", *arguments) < 3 * printing  # torch alone would be ten times
 
 
 def test_the_figures_that_are_offered_are_those_of_the_catalogue():

@@ -62,14 +62,6 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_then_so_is_the_name(tmp_pa
     assert path.read_text() == "whole"
 
 
-def test_a_record_of_a_step_is_on_disk_before_the_next(tmp_path, events):
-    run = runs.RunDirectory(tmp_path)
-    for step in (1, 2):
-        run.add_metrics({"step": step})
-        assert events.pop() == on_disk(run.metrics)[0]
-    assert run.last_metrics() == {"step": 2}
-
-
 def test_a_folder_is_on_disk_with_all_in_it_before_it_has_its_name(tmp_path, events):
     final = tmp_path / "export"
     for replaced in (False, True):

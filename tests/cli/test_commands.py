@@ -45,7 +45,7 @@ def analysed(trained, tmp_path_factory):
 def test_a_process_of_its_own_ends_well_and_says_nothing_that_it_does_not_mean(
     command, analysed, prepared, tmp_path
 ):
-    """In the test's own process, what libraries warn of and how the interpreter ends is not seen."""
+    """Look at what libraries warn of and how the interpreter ends, which a call in this process hides."""
     run = analysed
     records = [json.dumps({"text": f"layer {number} knows its token. " * 9}) for number in range(300)]
     (tmp_path / "text.jsonl").write_text("\n".join(records))

@@ -87,7 +87,7 @@ def test_transformers_serves_where_vllm_is_not(folder, tokenizer, tiny_model, tm
 
 @pytest.mark.parametrize("has_vllm", [True, False])
 def test_the_server_that_is_there_takes_the_place_of_the_process(folder, monkeypatch, has_vllm):
-    """It gets what follows `--` and the export of a run, and is safe from modules beside it."""
+    """Hand on what follows `--` and the export of a run; modules beside it are not taken for its own."""
     asked = []
     monkeypatch.setattr(
         serve.importlib.util, "find_spec", lambda name: True if has_vllm else name != "vllm" or None

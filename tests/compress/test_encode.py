@@ -104,7 +104,7 @@ def test_a_lower_rank_loses_least_of_all_planes(memory):
 
 @pytest.mark.parametrize("power", [0.5, 1])
 def test_a_weighted_rank_loses_least_of_the_rows_so_weighted(memory, power):
-    """By torch's own decomposition, of rows times the root of their weight."""
+    """Compare with torch's own decomposition of rows, each times the root of its weight."""
     counts = np.arange(len(memory.weight)) ** 2
     rows = torch.cat(list(folded_rows(memory))).double()
     weights = torch.from_numpy((counts + 1.0) ** power)

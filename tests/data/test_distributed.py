@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from data.in_this_process import InThisProcess
 
 from tide_lm.data import builtin, distributed, prepare, sources
 from tide_lm.data.prepare import Settings
@@ -75,26 +76,6 @@ def usual_way(settings: Settings, out: Path) -> dict[str, bytes]:
         shard_tokens=settings.shard_tokens,
     )
     return files_of(out)
-
-
-class InThisProcess:
-    """Stands in for datatrove's executor: runs tasks here one after another, and none that is done again."""
-
-    def __init__(self, pipeline, tasks: int, logging_dir: str, workers: int = 1, start_method: str = "fork"):
-        (self.step,), self.tasks, self.folder = pipeline, tasks, Path(logging_dir)
-
-    def run(self) -> None:
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        for rank in self.get_incomplete_ranks():
-            try:
-                self.step(None, rank, self.tasks)
-            except ValueError as error:
-                (self.folder / "logs" / f"task_{rank:05d}.log").write_text(str(error))
-                raise
-            (self.folder / str(rank)).touch()
-
-    def get_incomplete_ranks(self, skip_completed: bool = True) -> list[int]:
-        return [rank for rank in range(self.tasks) if not (self.folder / str(rank)).exists()]
 
 
 @pytest.fixture(params=["here", pytest.param("datatrove", marks=pytest.mark.cluster)])

@@ -6,7 +6,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tide_lm.data.frequency import (
@@ -22,7 +22,6 @@ from tide_lm.data.frequency import (
 )
 from tide_lm.data.shards import Manifest
 
-examples = settings(deadline=None, derandomize=True, database=None)
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=80).map(np.array)
 
 
@@ -42,7 +41,6 @@ def test_the_papers_types_fall_into_its_bins():
     assert all(below <= above for below, above in zip(highest[:-1], lowest[1:], strict=True))
 
 
-@examples
 @given(COUNTS, st.data())
 def test_deciles_follow_the_equation(counts_V, data):
     keep_V = np.array(data.draw(st.lists(st.booleans(), min_size=len(counts_V), max_size=len(counts_V))))
@@ -154,7 +152,6 @@ def test_planted_losses_give_known_means():
     json.dumps(result)
 
 
-@examples
 @given(st.lists(st.tuples(st.integers(0, 19), st.floats(0, 20, width=32)), min_size=1), st.integers(0, 2**32))
 def test_rows_weighted_by_count_give_the_total(tokens, seed):
     losses = LossByBin(bins_of(np.random.default_rng(seed).integers(UNBINNED, BINS, 20).tolist()))

@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tide_lm.data.loader import Loader, validation_windows, window_order
@@ -50,7 +50,6 @@ def firsts(loader):
     return inputs_BT[:, 0].tolist()
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 3000) | st.sampled_from([2**k + d for k in range(1, 15) for d in (-1, 0, 1)]))
 def test_an_epoch_is_a_permutation(n):
     for epoch in (0, 3):

@@ -219,7 +219,7 @@ def test_an_error_in_a_worker_process_is_raised_here(corpus, tmp_path, monkeypat
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer):
-    """From 20 MB, where the queues are full, to 50 MB; benchmarks/prepare.py measures to 500 MB."""
+    """Compare 50 MB with 20 MB, which fill all queues; benchmarks/prepare.py measures to 500 MB."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     code = """
 import re, sys

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tide_lm.data.shards import MANIFEST, Manifest, ShardWriter, TokenSplit, smallest_dtype
@@ -21,7 +21,6 @@ def write(folder, documents, shard_tokens=5, vocab_size=70_000) -> Manifest:
     return manifest
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(
     documents=st.lists(st.lists(st.integers(0, 69_999), min_size=1, max_size=9), min_size=1, max_size=9),
     shard_tokens=st.integers(1, 30),

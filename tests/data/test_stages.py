@@ -1,7 +1,7 @@
 """Shards assembled from what tasks encoded are those that one writer cuts."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tide_lm.data import stages
@@ -10,7 +10,6 @@ from tide_lm.data.shards import ShardFile, ShardWriter
 DOCUMENT = st.integers(1, 9)  # its tokens
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(
     tasks=st.lists(st.lists(DOCUMENT, max_size=6), min_size=1, max_size=5),
     shard_tokens=st.integers(1, 30),

@@ -262,7 +262,7 @@ def both_ways(trained, records, tmp_path_factory):
     command += ["--batch_size", "8", "--limit", "8", "--include_path", str(top / "tasks")]
     command += ["--output_path", str(top / "theirs.json")]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=offline, cwd=top)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=offline, cwd=top)
     assert done.returncode == 0, done.stderr
     (theirs,) = top.glob("theirs*.json")
     return ours, json.loads(theirs.read_text())

@@ -118,7 +118,7 @@ def test_a_text_shorter_than_a_window_and_a_wrong_stride_are_named(model, tokeni
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path):
-    """One document of 2 MB and one of 12 MB, in a process each."""
+    """Read one document of 2 MB and one of 24 MB, in a process each."""
     code = """
 import sys, torch
 from tide_lm.data import tokenizers
@@ -134,7 +134,7 @@ peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM
 print(int(peak.split()[1]) // 1024)  # ru_maxrss would count what the parent held
 """
     peaks = []
-    for size in (2, 12):
+    for size in (2, 24):
         path = tmp_path / f"{size}.txt"
         path.write_text("The quick brown fox jumps over the lazy dog.\n" * (size * 22_000))
         done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)

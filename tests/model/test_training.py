@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from tide_lm.model import Memory, TideForCausalLM
 from tide_lm.train.objective import compile_layers
 
-ALIKE = (True, True), (False, True), (False, False)
+VALUES_AND_STRICT = (True, True), (False, True), (False, False)
 
 
 def gradients(model, token_ids) -> dict[str, torch.Tensor]:
@@ -158,7 +158,7 @@ def test_compiles_with_inductor_and_a_memory_made_outside(tiny_model, token_ids)
 
 @pytest.mark.parametrize(
     ("values", "strict"),
-    [(True, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in ALIKE)],
+    [(True, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in VALUES_AND_STRICT)],
 )
 def test_exports_with_sizes_that_may_change(tiny_model, token_ids, strict, values):
     model = tiny_model(memory_values=values)

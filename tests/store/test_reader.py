@@ -52,6 +52,35 @@ def test_rows_come_back(store, direct, tokens):
     assert np.array_equal(file.sections["levels"], LEVELS)
 
 
+@pytest.mark.parametrize("way", ["direct", "plain", "threads"])
+def test_rows_beyond_four_gigabytes_come_back(tmp_path, monkeypatch, way):
+    """Write four rows of a store that has holes elsewhere, and takes no room."""
+    header = replace(HEADER, vocab_size=2**26)
+    tokens, rows = (
+        np.array([0, 2**25, 2**26 - 2, 2**26 - 1]),
+        np.arange(4 * ROW, dtype=np.uint8).reshape(4, ROW),
+    )
+    assert int(header.row_at(tokens)[-1]) > 2**32
+    assert np.array_equal(header.row_at(tokens.astype(np.int32)), header.row_at(tokens))
+    path = tmp_path / "holes.tide"
+    with path.open("wb") as file:
+        file.write(header.to_bytes())
+        for name, array in {"levels": LEVELS, "columns": COLUMNS}.items():
+            file.seek(header.sections[name].at)
+            file.write(array.tobytes())
+        for token, row, at in zip(tokens.tolist(), rows, header.row_at(tokens).tolist(), strict=True):
+            file.seek(at)
+            file.write(row.tobytes() + zlib.crc32(row, token).to_bytes(4, "little"))
+        file.truncate(header.file_bytes)
+    if way == "threads":
+        monkeypatch.setattr(reader, "AsyncReads", refuse_asynchronous)
+    assert np.array_equal(read(StoreFile(path, direct=way != "plain"), tokens), rows)
+
+
+def refuse_asynchronous(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
 def test_checksums_are_zlibs_with_and_without_the_faster_package(store, monkeypatch):
     path, rows = store
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
@@ -167,11 +196,7 @@ def test_a_read_that_fails_names_the_token(store, monkeypatch):
 
 def test_a_system_without_asynchronous_reads_has_threads(store, monkeypatch):
     path, rows = store
-
-    def refuse(*_):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(reader, "AsyncReads", refuse)
+    monkeypatch.setattr(reader, "AsyncReads", refuse_asynchronous)
     file = StoreFile(path)
     assert np.array_equal(read(file, range(50)), rows)
     os.truncate(path, file.header.rows_at + file.header.stride)

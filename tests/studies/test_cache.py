@@ -65,7 +65,7 @@ def test_tokens_that_are_fetched_together_count_once(file):
 
 @pytest.mark.parametrize("length", [300, pytest.param(3600, marks=pytest.mark.slow)])
 def test_more_bytes_never_find_less(file, length):
-    """In a long text, what prefill looks up at once is not all of it."""
+    """Take a text that is longer than what prefill looks up at once, too."""
     text = some_text(length)
     sizes = [rows * file.header.codec.row_bytes for rows in (0, 1, 30, 300, SHAPE.vocab_size)]
     points = [at_budget(file, size, {"text": text})["texts"]["text"] for size in sizes]

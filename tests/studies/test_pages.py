@@ -47,12 +47,12 @@ def test_no_block_is_empty(texts):
         assert not text.startswith("|") or text.count("\n") >= 2, name  # a row, below columns and rule
 
 
-def less(value):
-    """Make each number of a JSON file another one."""
+def halved(value):
+    """Halve each float of a JSON file."""
     if isinstance(value, dict):
-        return {key: less(inner) for key, inner in value.items()}
+        return {key: halved(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [less(inner) for inner in value]
+        return [halved(inner) for inner in value]
     return value * 0.5 if isinstance(value, float) else value
 
 
@@ -63,29 +63,29 @@ def copied(tmp_path_factory):
 
 
 CHANGES = {
-    "demo": ("cpu/demo.json", less, "demo demo-setting"),
+    "demo": ("cpu/demo.json", halved, "demo demo-setting"),
     "decode": (
         "h200/decode.json",
-        less,
+        halved,
         "generation generation-from-store generation-in-batches generation-in-short",
     ),
-    "values": ("h200/values.json", less, "rows-in-values"),
-    "train": ("h200/train.json", less, "training"),
+    "values": ("h200/values.json", halved, "rows-in-values"),
+    "train": ("h200/train.json", halved, "training"),
     "train, TIDE alone": (
         "h200/train.json",
-        lambda found: {"runs": [less(run) if run["k"] else run for run in found["runs"]]},
+        lambda found: {"runs": [halved(run) if run["k"] else run for run in found["runs"]]},
         "training training-in-short",
     ),
-    "cache": ("study/cache.json", less, "cache-figure cache-hits cache-with-default"),
+    "cache": ("study/cache.json", halved, "cache-figure cache-hits cache-with-default"),
     "store": ("study/cache.json", lambda found: {**found, "row_bytes": 9}, "cache-store"),
     "upcycling": (
         "upcycling/main.json",
-        lambda found: {**found, "runs": [less(run) if run["seed"] else run for run in found["runs"]]},
+        lambda found: {**found, "runs": [halved(run) if run["seed"] else run for run in found["runs"]]},
         "upcycling-deciles upcycling-figure upcycling-in-short upcycling-ways",
     ),
     "upcycling, seed 0": (
         "upcycling/main.json",
-        lambda found: {**found, "runs": [run if run["seed"] else less(run) for run in found["runs"]]},
+        lambda found: {**found, "runs": [run if run["seed"] else halved(run) for run in found["runs"]]},
         "upcycling-deciles upcycling-figure upcycling-first-seed upcycling-in-short upcycling-ways",
     ),
     "upcycling, tokens": ("upcycling/main.json", lambda found: {**found, "tokens": 9}, "upcycling-tokens"),
@@ -95,12 +95,12 @@ CHANGES = {
         "study-beside-controls study-claims study-claims-in-short study-figure-gains study-gains "
         "study-gains-by-recipe study-losses study-losses-by-k study-noise study-texts",
     ),
-    "norms": (f"{BEST}/norms.json", less, "study-rows"),
-    "tasks": (f"{BEST}/benchmarks.json", less, "study-claims study-claims-in-short study-zero-shot"),
-    "texts": (f"{BEST}/perplexity.json", less, "study-best-by-text study-claims study-texts"),
+    "norms": (f"{BEST}/norms.json", halved, "study-rows"),
+    "tasks": (f"{BEST}/benchmarks.json", halved, "study-claims study-claims-in-short study-zero-shot"),
+    "texts": (f"{BEST}/perplexity.json", halved, "study-best-by-text study-claims study-texts"),
     "smaller tables": (
         f"{BEST}/compression.json",
-        lambda found: {**found, "forms": less(found["forms"])},
+        lambda found: {**found, "forms": halved(found["forms"])},
         "smaller-tables smaller-tables-in-short study-claims study-claims-in-short",
     ),
 }

@@ -112,7 +112,7 @@ def pair(settings, made_once):
 def test_a_group_of_one_trains_as_a_process_alone_and_each_goes_on_with_the_others_run(
     alone, settings, tmp_path
 ):
-    """All that several processes do, but for what they send one another."""
+    """Do all that several processes do, but for what they send one another."""
     run, names = tmp_path / "run", ("RANK", "LOCAL_RANK", "MASTER_PORT")
     group = {
         "WORLD_SIZE": "1",

@@ -449,6 +449,7 @@ def test_a_full_disk_is_no_traceback_in_a_process_of_its_own(whole_run, tmp_path
     limit = 1_000_000, 1_000_000
     done = process(
         *arguments([], run, "--resume"),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # or modules would be cut off
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
     )
     assert done.returncode == 1

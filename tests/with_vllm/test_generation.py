@@ -168,16 +168,17 @@ if __name__ == "__main__":
 """
     call = [sys.executable, "-c", code, str(folder), *(json.dumps(one) for one in arguments)]
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # a core for each of two processes
-    return subprocess.run(call, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(call, capture_output=True, text=True, timeout=600, env=environment)
 
 
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
         ({"memory_values": True}, None),
-        ({"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}, "store"),
+        ({"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}, None),
+        ({"memory_values": True}, "store"),
     ],
-    ids=["key heads are split", "key heads are shared, rows from a store"],
+    ids=["key heads are split", "key heads are shared", "rows are in a store"],
 )
 def test_two_processes_share_tables_heads_and_the_vocabulary(saved, tmp_path, changes, place):
     folder, options = saved(**changes), {"tensor_parallel_size": 2, "skip_tokenizer_init": True}
