@@ -225,9 +225,11 @@ def collect(kept: Path, out: Path) -> int:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, one per line, by arm, tokens, batch, rate and seed."""
+    """The records of a file, one per line, by arm, tokens, batch, warm-up, rate and seed."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return sorted(records, key=lambda r: (r["name"], r["tokens"], -r["batch"], r["peak_rate"], r["seed"]))
+    return sorted(
+        records, key=lambda r: (r["name"], r["tokens"], -r["batch"], -r["warmup"], r["peak_rate"], r["seed"])
+    )
 
 
 def best_losses(records: Sequence[Mapping[str, Any]], arm: str) -> dict[int, float]:
@@ -235,9 +237,10 @@ def best_losses(records: Sequence[Mapping[str, Any]], arm: str) -> dict[int, flo
 
     A rate at which a seed was not finite does not count.
     """
-    batch, losses = SIZES[SIZE].batch, defaultdict[int, dict[float, list[float]]](lambda: defaultdict(list))
+    usual = arm, Tuned.batch, Tuned.warmup
+    losses = defaultdict[int, dict[float, list[float]]](lambda: defaultdict(list))
     for record in records:
-        if (record["name"], record["batch"]) == (arm, batch):
+        if (record["name"], record["batch"], record["warmup"]) == usual:
             loss = math.inf if record["val_loss"] is None else record["val_loss"]
             losses[record["tokens"]][record["peak_rate"]].append(loss)
     best = {tokens: min(map(fmean, rates.values())) for tokens, rates in sorted(losses.items())}
@@ -256,17 +259,17 @@ def tokens_needed(losses: Mapping[int, float], loss: float) -> float | None:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Write all runs as a Markdown table."""
-    head = "| arm | tokens per parameter | batch | peak rate | seed | validation loss | rarest | commonest |"
-    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    """Write all runs as a Markdown table, with validation losses."""
+    head = "| arm | tokens per parameter | batch | warm-up | peak rate | seed | loss | rarest | commonest |"
+    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
     for r in records:
         shown = "not finite | |"
         if r["val_loss"] is not None:
             losses = (r["val_loss"], r["loss_by_decile"][0], r["loss_by_decile"][-1])
             shown = " | ".join(f"{loss:.3f}" for loss in losses)
         lines.append(
-            f"| {r['name']} | {r['tokens_per_parameter']:g} | {r['batch']} | {r['peak_rate']:g} "
-            f"| {r['seed']} | {shown} |"
+            f"| {r['name']} | {r['tokens_per_parameter']:g} | {r['batch']} | {r['warmup']:g} "
+            f"| {r['peak_rate']:g} | {r['seed']} | {shown} |"
         )
     return "\n".join(lines)
 

@@ -50,11 +50,12 @@ def test_tokens_to_a_loss_are_read_off_a_line_over_their_logarithm():
 
 
 def test_an_arm_counts_at_its_best_rate_with_the_mean_of_its_seeds():
-    def record(rate, loss, seed=0, batch=64, name="base"):
-        return {"name": name, "batch": batch, "tokens": 9, "peak_rate": rate, "seed": seed, "val_loss": loss}
+    def record(rate, loss, seed=0, batch=64, name="base", warmup=0.1):
+        run = {"name": name, "batch": batch, "tokens": 9, "peak_rate": rate, "seed": seed, "warmup": warmup}
+        return {**run, "val_loss": loss}
 
     records = [record(1, 4.0), record(1, 4.2, seed=1), record(2, 4.5), record(2, None, seed=1)]
-    records += [record(1, 3.0, batch=32), record(1, 3.0, name="best")]
+    records += [record(1, 3.0, batch=32), record(1, 3.0, name="best"), record(1, 3.0, warmup=0.05)]
     assert best_losses(records, "base") == {9: pytest.approx(4.1)}
 
 
@@ -62,7 +63,8 @@ def test_the_runs_that_are_kept_are_all_of_arms_and_named_once():
     records = read(Path(optimum.__file__).parents[1] / "results" / "study" / "rates-6m.jsonl")
     assert {record["name"] for record in records} <= optimum.ARMS.keys()
     keys = [
-        tuple(record[key] for key in ("name", "tokens", "batch", "peak_rate", "seed")) for record in records
+        tuple(record[key] for key in ("name", "tokens", "batch", "warmup", "peak_rate", "seed"))
+        for record in records
     ]
     assert len(set(keys)) == len(keys)
 
