@@ -9,6 +9,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import fcntl
 import hashlib
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from tide_lm.data.shards import Manifest, ShardWriter
 from tide_lm.model import TideConfig, TideForCausalLM
 
 torch.set_num_threads(1)
+# A shell has what it starts behind a `&` ignore interrupts, and so would all processes of tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine is no fault. `make test` has the same examples each time, and what follows it has others.
 hypothesis.settings.register_profile("patient", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)

@@ -1,6 +1,5 @@
 """`tide-lm prepare` as a user calls it, and as it is killed."""
 
-import functools
 import json
 import os
 import signal
@@ -130,8 +129,7 @@ def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(
     out = tmp_path / "work" / "out"
     options = ["--text-field", "body", "--tokenizer", tmp_path / "tokenizer", "--processes", processes]
     command = call("prepare", text, "--out", out, *options)
-    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests may run behind a `&`
-    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, preexec_fn=heard)
+    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 600
     while not any(file.stat().st_size for file in out.parent.glob(".out.tmp/train-00000.bin")):
         assert child.poll() is None

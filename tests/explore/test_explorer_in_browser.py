@@ -76,7 +76,7 @@ def explored(log, *arguments, program=("-m", "tide_lm")):
                 time.sleep(0.3)
         yield f"http://127.0.0.1:{port}"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(600) == 130
         assert "Traceback" not in log.read_text()
     finally:
         process.kill()
