@@ -19,8 +19,8 @@ RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 unexport PYTHONDONTWRITEBYTECODE
 # A worker for each core; one that is done takes over tests that wait for another.
 WORKERS := --numprocesses=logical --maxprocesses=8 --dist=worksteal
-# How the decode kernel is split does not depend on versions, and takes long to emulate.
-ACROSS_VERSIONS := tests/model tests/ops tests/paper tests/serve -k 'not split_into'
+# Kernels for a GPU do not depend on versions of transformers: one run of all their cases is enough.
+ACROSS_VERSIONS := tests/model tests/ops tests/paper tests/serve -m 'not kernels'
 # What each of two jobs prints stays together, where make can do that.
 JOBS := --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
@@ -32,7 +32,7 @@ $(foreach venv,$(VENV) $(OLDEST) $(NEWEST) $(VLLM),$(shell \
   test "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint demo format clean
+.PHONY: help setup environments test test-all test-rest test-oldest test-newest test-vllm lint demo format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -78,19 +78,17 @@ test: lint
 	$(RUN) $(VENV)/bin/pytest $(WORKERS) --part=fast
 
 test-all: test test-rest environments
-	$(MAKE) $(JOBS) test-vllm test-versions
+	$(MAKE) $(JOBS) test-vllm test-oldest
+	$(MAKE) test-newest
 
 test-rest: setup
 	$(RUN) $(VENV)/bin/pytest $(WORKERS) --part=rest --durations=30
-
-test-versions:
-	$(MAKE) --jobs=1 test-oldest test-newest
 
 test-oldest: $(OLDEST)/.installed
 	$(RUN) $(OLDEST)/bin/pytest $(ACROSS_VERSIONS)
 
 test-newest: $(NEWEST)/.installed
-	$(RUN) $(NEWEST)/bin/pytest $(ACROSS_VERSIONS)
+	$(RUN) $(NEWEST)/bin/pytest $(WORKERS) $(ACROSS_VERSIONS)
 
 # It takes what is of other torches along, which does not load beside this one, and which text does not need.
 test-vllm: $(VLLM)/.installed
