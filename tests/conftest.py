@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 # A shell has what it starts behind a `&` ignore interrupts, and so would all processes of tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine is no fault. `make test` has the same examples each time, and what follows it has others.
-hypothesis.settings.register_profile("patient", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("patient", deadline=None, print_blob=True, derandomize=False)
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 
 VOCAB = 53
@@ -42,6 +42,11 @@ def pytest_addoption(parser):
     }
     told = "; ".join(f"{name}: {what}" for name, what in choices.items())
     parser.addoption("--part", choices=choices, help=f"One part of the suite. {told}.")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Start a worker for each core that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def pytest_configure(config):

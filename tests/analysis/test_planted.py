@@ -336,6 +336,10 @@ def test_the_largest_slope_is_the_norm_of_a_linear_map_and_bounds_a_gated_one():
     first, second = torch.randn(3, 5), torch.randn(3, 5)
     found = collapse.largest_slope(lambda x: x @ weight.T, first, second)
     assert found.tolist() == pytest.approx([torch.linalg.matrix_norm(weight, 2).item()] * 3, rel=1e-3)
+    square = collapse.largest_slope(
+        torch.square, torch.tensor([[1.0], [-3], [2]]), torch.tensor([[2.0], [1], [2.5]])
+    )
+    assert square.tolist() == pytest.approx([4, 6, 5])  # another for each pair
     gated = nn.Linear(5, 5)
 
     def ffn(x):

@@ -120,7 +120,7 @@ def test_a_store_is_timed_and_removed(tmp_path):
     ids=["store", "decode"],
 )
 def test_a_store_is_removed_when_this_process_is_told_to_end(tmp_path, monkeypatch, kind, at_work):
-    """Test what the next test does without a process of its own."""
+    """Do in this process what the next test does in one of its own."""
     written = []
 
     def told_to_end(*_):

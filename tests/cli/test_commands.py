@@ -156,6 +156,7 @@ def test_doctor_reports_what_is_missing_or_too_old(monkeypatch):
         "torch 2.9.1+cu128: install torch>=2.11",
         "transformers is missing: install transformers>=5.17",
     ]
+    assert tide_lm("doctor").returncode == tide_lm("doctor", "--json").returncode == 1
 
 
 def test_doctor_requires_what_the_package_requires():
@@ -330,7 +331,8 @@ def test_the_demos_held_out_text_is_not_in_its_training_text(demo_run):
     assert len(shared) < 0.05 * len(held_out), sorted(shared)[:3]
 
 
-def test_demo_into_a_place_that_cannot_be_written_fails_before_it_trains(tmp_path):
+def test_demo_into_a_place_that_cannot_be_written_fails_before_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "_train", lambda *_: pytest.fail("it trains"))
     (tmp_path / "file").write_text("")
     done = tide_lm("demo", "--run", tmp_path / "file")
     assert done.returncode == 1

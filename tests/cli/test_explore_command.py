@@ -55,7 +55,7 @@ def test_options_that_cannot_be_are_told_before_anything_is_loaded(trained, no_g
 
 @pytest.fixture
 def served(monkeypatch):
-    """What a page that only takes notes was asked to show, and where."""
+    """Record what the page is asked to show, and where, without serving it."""
     noted = {}
     notes = types.ModuleType("tide_lm.explore.page")
     notes.build = lambda explorer: noted.update(explorer=explorer)

@@ -65,7 +65,7 @@ def explored(log, *arguments, program=("-m", "tide_lm")):
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=careless)
     try:
-        given_up = time.monotonic() + 120
+        given_up = time.monotonic() + 600
         while True:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < given_up, log.read_text()

@@ -180,6 +180,17 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
     assert found.searched == found.candidates
 
 
+def test_of_a_long_template_the_end_counts(subject, monkeypatch):
+    def apart(template):
+        return pairs.distances(subject, endings, template)["with memory"]
+
+    endings = pairs.endings_of(subject.tokenizer, ("layer", "token"), subject.vocabulary)
+    assert apart("context every") != pytest.approx(apart("knows every"), abs=1e-4)
+    end = subject.tokenizer(" every", add_special_tokens=False).input_ids
+    monkeypatch.setattr(pairs, "LONGEST", len(end))
+    assert apart("context every") == apart("knows every") == apart(" every")
+
+
 def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
     words = "layer", "token"
     endings = pairs.endings_of(subject.tokenizer, words, subject.vocabulary)

@@ -25,7 +25,7 @@ def losses(shift: float) -> dict:
     by_decile = [9 - 0.5 * decile + shift * (1 - decile / 20) for decile in range(10)]
 
     def mean(deciles: range) -> dict:
-        return {"loss": sum(by_decile[d] for d in deciles) / len(deciles), "tokens": 100 * len(deciles)}
+        return {"loss": math.fsum(by_decile[d] for d in deciles) / len(deciles), "tokens": 100 * len(deciles)}
 
     return {
         **mean(range(10)),

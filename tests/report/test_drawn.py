@@ -79,4 +79,5 @@ def test_the_numbers_are_those_that_were_looked_at(name, two_runs):
         kept[name] = found
         lines = (f"{json.dumps(figure)}: {json.dumps(kept[figure])}" for figure in sorted(kept))
         KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        pytest.skip("kept, and not compared")
     assert found == kept[name]

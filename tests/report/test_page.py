@@ -14,7 +14,7 @@ from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.page import write_report
 from tide_lm.report.wording import MINUS
 
-FEW = ("routing", "distances", "updates", "validation", "perplexity")  # results that are soon drawn
+FEW = ("routing", "distances", "updates", "validation", "perplexity")  # results that are quick to draw
 
 
 class Outline(HTMLParser):

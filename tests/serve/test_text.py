@@ -1,9 +1,11 @@
 """Text as it comes from tokens."""
 
+import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tide_lm.serve.text import Text
+from tide_lm.serve.sampling import Sampling
+from tide_lm.serve.text import Text, generate_plainly
 
 
 def tokenizer_of(words: list[str], decoder) -> PreTrainedTokenizerFast:
@@ -31,3 +33,23 @@ def test_a_character_is_told_when_it_is_whole():
     tokenizer = tokenizer_of(["</s>", "a", "Ã", "©", "Ġb"], decoders.ByteLevel())
     text = Text(tokenizer, 1, frozenset([0]))
     assert taken(text, [2, 3, 4, 2]) == ["", "é", " b", "", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drawn"),
+    [
+        (Sampling(), {"do_sample": False}),
+        (Sampling(0.7), {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 1.0}),
+        (Sampling(0.7, 3, 0.9), {"do_sample": True, "temperature": 0.7, "top_k": 3, "top_p": 0.9}),
+    ],
+)
+def test_transformers_draws_from_all_tokens_unless_it_is_told_otherwise(
+    tiny_model, monkeypatch, sampling, drawn
+):
+    model, given = tiny_model(), {}
+    monkeypatch.setattr(model, "generate", lambda ids, **named: given.update(named))
+    generate_plainly(model, [5, 6], 9, sampling, frozenset([1]), print)
+    assert given["max_new_tokens"] == 9
+    assert {
+        name: given[name] for name in given if name in ("do_sample", "temperature", "top_k", "top_p")
+    } == drawn

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -408,7 +409,7 @@ def test_a_child_does_not_wait_for_what_its_parent_reads_ahead(store, monkeypatc
     cached.prefetch(np.array([5]))
     child = multiprocessing.get_context("fork").Process(target=_reads_all, args=(cached.file, cached, rows))
     child.start()
-    child.join(30)
+    child.join(600)
     child.kill()
     assert child.exitcode == 0
 
@@ -462,15 +463,20 @@ def test_what_is_no_longer_wanted_is_not_read(store, monkeypatch):
     path, _ = store
     cached = StoredRows(StoreFile(path), 0)
     asked, read_rows = [], cached.file.read
+    begun, go_on = threading.Event(), threading.Event()
 
     def slowly(tokens):
         asked.append(tokens.tolist())
-        time.sleep(0.2)
+        begun.set()
+        go_on.wait(600)
         return read_rows(tokens)
 
     monkeypatch.setattr(cached.file, "read", slowly)
-    for token in range(9):
+    cached.prefetch(np.array([0]))
+    begun.wait(600)
+    for token in range(1, 9):
         cached.prefetch(np.array([token]))
+    go_on.set()
     fetch(cached, [8])
     assert asked == [[0], [8]]
 
@@ -497,7 +503,7 @@ def test_what_is_read_ahead_is_not_waited_for(store):
     path, rows = store
     cached = StoredRows(StoreFile(path), 0)
     cached.prefetch(np.array([5, 9]))
-    until = time.monotonic() + 10
+    until = time.monotonic() + 600
     while not cached._ahead[1].done() and time.monotonic() < until:
         time.sleep(0.001)
     assert np.array_equal(fetch(cached, [5, 9]), rows[[5, 9]])

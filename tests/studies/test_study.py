@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -260,16 +259,20 @@ def test_a_wrong_call_side_by_side_is_in_the_logs(tmp_path):
 
 def test_sigterm_reaches_processes_side_by_side(tmp_path):
     """Wait until the signal is listened to: before, it would end this process."""
-    before = signal.getsignal(signal.SIGTERM)
+    before, ended = signal.getsignal(signal.SIGTERM), threading.Event()
 
     def stop():
         while signal.getsignal(signal.SIGTERM) is before:
-            time.sleep(0.01)
+            if ended.wait(0.01):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert runner.side_by_side(2, command, tmp_path, print) == 128 + signal.SIGTERM
+    try:
+        assert runner.side_by_side(2, command, tmp_path, print) == 128 + signal.SIGTERM
+    finally:
+        ended.set()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -76,8 +76,9 @@ def test_micro_batches_add_up_to_the_whole_batch(settings, tmp_path):
 
 
 def test_rows_that_the_data_never_use_decay_as_dense_ones(settings, tmp_path):
-    _, reference = _losses(settings, tmp_path / "run", 30, "optim.table_update=dense")
-    _, trainer = _losses(settings, tmp_path / "run", 30)
+    others = "optim.weight_decay=0.4"  # of all that is no table
+    _, reference = _losses(settings, tmp_path / "run", 30, others, "optim.table_update=dense")
+    _, trainer = _losses(settings, tmp_path / "run", 30, others)
     unused, expected = (t.model.model.memory.weight[310:] for t in (trainer, reference))
     assert torch.equal(unused, expected)
     start = Trainer(RunConfig.load(None, settings), tmp_path / "run", print).model.model.memory.weight[310:]

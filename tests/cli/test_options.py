@@ -1,0 +1,194 @@
+"""Every option of a command reaches the function that does the work."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import tide_lm
+
+from tide_lm.config import Place, Residence
+from tide_lm.data.prepare import Settings
+from tide_lm.evaluate.perplexity import Windows
+from tide_lm.serve import Sampling
+
+
+class Reached(BaseException):
+    """Ends a command where the work would begin."""
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """Return `reached(function, *words)`: the arguments that a command gives, by position and by name."""
+
+    def given(function: str, *words: object) -> tuple[list, dict]:
+        calls = []
+
+        def record(*arguments, **named):
+            calls.append((list(arguments), named))
+            raise Reached
+
+        monkeypatch.setattr(f"tide_lm.{function}", record)
+        try:
+            done = tide_lm(*words)
+        except Reached:
+            return calls[0]
+        raise AssertionError(done.stderr)
+
+    return given
+
+
+@pytest.fixture
+def records(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps({"body": f"every layer knows token {n}"}) + "\n" for n in range(40)))
+    return path
+
+
+READING = "--text-field", "body", "--window", 16, "--stride", 4, "--batch", 3
+
+
+def test_what_is_read_and_how(trained, records, reached):
+    texts, text = {"mine": records}, ("--text", f"mine={records}")
+    (_, _, path, windows, _, text_field), _ = reached(
+        "evaluate.perplexity.perplexity", "evaluate", trained, *text, *READING
+    )
+    assert (path, windows, text_field) == (records, Windows(16, 4, 3), "body")
+    (_, found, windows, text_field, _), _ = reached(
+        "analysis.layer_drop.layer_drop", "analyze", "layer-drop", trained, *text, *READING
+    )
+    assert (found, windows, text_field) == (texts, Windows(16, 4, 3), "body")
+    without_stride = ("--text-field", "body", "--window", 16, "--batch", 3)
+    (_, path, windows, text_field, _), _ = reached(
+        "analysis.routing.routing", "analyze", "routing", trained, *text, *without_stride
+    )
+    assert (path, windows, text_field) == (records, Windows(16, 8, 3), "body")
+    (_, forms, found, windows, text_field, _), _ = reached(
+        "compress.measure.measure", "compress", trained, *text, *READING, "--form", "3 bits"
+    )
+    assert (list(map(str, forms)), found, windows, text_field) == (
+        ["3 bits"],
+        texts,
+        Windows(16, 4, 3),
+        "body",
+    )
+
+
+def test_what_each_analysis_is_asked(trained, reached):
+    (_, delta, _), _ = reached("analysis.collapse.collapse", "analyze", "collapse", trained, "--delta", 0.3)
+    assert delta == 0.3
+    training = ("--tokens", 1e6, "--batch", 3, "--sequence", 7)
+    (_, *numbers), _ = reached("analysis.updates.updates", "analyze", "updates", trained, *training)
+    assert numbers == [1e6, 3, 7]
+    (_, words), _ = reached(
+        "analysis.tables.neighbours", "analyze", "neighbours", trained, "--token", "a", "--token", "b"
+    )
+    assert list(words) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (("analyze", "routing"), {"counts", "run", "memory"}),
+        (("evaluate",), {"counts", "run", "memory"}),
+        (("compress",), {"counts", "run"}),
+        (("pack", "--out", "packed"), {"counts"}),
+        (("generate",), {"memory"}),
+        (("explore",), {"counts", "memory"}),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_whose_results_counts_and_rows(words, options, trained, reached):
+    values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3"}
+    given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
+    arguments = [*words, trained, *given] if words[0] != "pack" else [words[0], trained, *words[1:], *given]
+    (model,), named = reached("evaluate.subject.open_subject", *arguments)
+    assert model == str(trained)
+    wanted = {
+        "counts": Path("counts.json"),
+        "run": Path("elsewhere"),
+        "memory": Residence(Place.store, 3 << 20),
+    }
+    assert {name: named[name] for name in options} == {name: wanted[name] for name in options}
+
+
+def test_which_benchmarks_are_run(trained, reached, monkeypatch, tmp_path):
+    monkeypatch.setattr("tide_lm.evaluate.benchmarks.check", lambda source, names: None)
+    options = ("--benchmarks", tmp_path, "--tasks", "piqa,sciq", "--limit", 5, "--batch", 3)
+    (_, _, source, names), named = reached("evaluate.benchmarks.run", "evaluate", trained, *options)
+    assert (source, names, named) == (str(tmp_path), ["piqa", "sciq"], {"batch": 3, "limit": 5})
+
+
+def test_how_text_is_drawn(trained, reached):
+    options = ("--max-new-tokens", 5, "--temperature", 0.7, "--top-k", 3, "--top-p", 0.9, "--seed", 2)
+    (_, _, count, sampling, _, _), _ = reached(
+        "serve.text.generate_plainly", "generate", trained, "tide", *options
+    )
+    assert (count, sampling) == (5, Sampling(0.7, 3, 0.9, 2))
+
+
+def test_how_text_is_prepared(records, reached, tmp_path):
+    options = ("--train-tokenizer", 300, "--validation", 0.25, "--text-field", "body")
+    asked = {"tokenizer": None, "train_tokenizer": 300, "validation": 0.25, "text_field": "body"}
+    places = ("prepare", records, "--out", tmp_path / "out")
+    (source, out), named = reached("data.prepare.prepare", *places, *options, "--processes", 3)
+    del named["progress"]
+    assert (source, out, named) == (str(records), tmp_path / "out", asked | {"processes": 3})
+    tasks = ("--executor", "local", "--tasks", 2, "--executor-option", "workers=2")
+    (settings, out), named = reached("data.distributed.prepare", *places, *options, *tasks)
+    assert (settings, out) == (Settings(str(records), **asked), tmp_path / "out")
+    assert named == {"executor": "local", "tasks": 2, "options": {"workers": 2}}
+    name = ("--tokenizer", "llama3")
+    assert reached("data.prepare.prepare", *places, *name)[1]["tokenizer"] == "llama3"
+
+
+def test_how_a_run_is_trained(prepared, reached, tmp_path):
+    file, run = tmp_path / "run.toml", tmp_path / "run"
+    file.write_text(f'[data]\npath = "{prepared}"\n[train]\nsteps = 50\n')
+    warm = ("--set", "optim.warmup_steps=2")
+    (config, folder, _, _, resume, changes), _ = reached(
+        "train.trainer.Trainer", "train", file, "--run", run, *warm, "--set", "train.seed=3"
+    )
+    assert (config.data.path, config.train.steps, config.train.seed) == (str(prepared), 50, 3)
+    assert (folder, resume, changes) == (run, False, False)
+    (*_, resume, changes), _ = reached(
+        "train.trainer.Trainer", "train", file, "--run", run, *warm, "--resume", "--allow-changes"
+    )
+    assert (resume, changes) == (True, True)
+
+
+def test_what_is_drawn_and_where(trained, reached, tmp_path):
+    (_, runs, out), _ = reached("report.drawing.write", "figure", "norms", trained, "--out", tmp_path)
+    assert ([run.path for run in runs], out) == ([trained], tmp_path)
+    page = tmp_path / "page.html"
+    (runs, out, _), _ = reached("report.page.write_report", "report", trained, "--out", page)
+    assert (runs, out) == ([trained], page)
+    assert reached("report.cards.write_cards", "report", trained, "--cards") == ([[trained]], {})
+
+
+def test_what_is_timed(reached, monkeypatch, tmp_path):
+    options = ("--batch", 3, "--sequence", 16, "--steps", 2)
+    found = reached("train.benchmark.measure", "bench", "train", "tide-2e-tiny", *options)
+    assert found == (["tide-2e-tiny", 3, 16, 2, False], {})
+    monkeypatch.setattr("tide_lm.serve.benchmark.bandwidth", lambda: 1.0)
+    options = ("--memory", "cpu", "--batch", 3, "--context", 4, 9, "--peers")
+    found = reached("serve.benchmark.measure", "bench", "decode", "tide-2e-tiny", *options)
+    assert found == (["tide-2e-tiny", Place.cpu, 3, (4, 9), True], {})
+    monkeypatch.setattr("tide_lm.serve.benchmark.measure", lambda *_: [{"batch": 1, "k": 0, "floor_ms": 1.0}])
+    for name, values in {"ids": [4, 5], "counts": [1] * 4096}.items():
+        np.save(tmp_path / f"{name}.npy", np.array(values))
+    options = ("--ids", tmp_path / "ids.npy", "--counts", tmp_path / "counts.npy", "--context", 4, 9)
+    (name, _, ids, counts), _ = reached(
+        "serve.benchmark.measure_store", "bench", "decode", "tide-2e-tiny", *options
+    )
+    assert (name, ids, len(counts)) == ("tide-2e-tiny", [4, 5], 4096)
+    store = ("bench", "store", "tide-2e-tiny", "--decode", "tide-4e-tiny", "--folder", tmp_path)
+    options = ("--bits", 3, "--tokens", 5, "--rounds", 2)
+    (path, shape, bits), _ = reached("compress.benchmark.random_store", *store, *options)
+    assert (path.parent.parent, shape.num_memory_blocks, bits) == (tmp_path, 2, 3)
+    monkeypatch.undo()
+    (_, tokens, rounds), _ = reached("compress.benchmark.read_speed", *store, *options)
+    assert (tokens, rounds) == (5, 2)
+    monkeypatch.setattr("tide_lm.compress.benchmark.read_speed", lambda *_: {})
+    (name, _, bits, _, rounds), _ = reached("compress.benchmark.decode_speed", *store, *options)
+    assert (name, bits, rounds) == ("tide-4e-tiny", 3, 2)
