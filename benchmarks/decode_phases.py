@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
-from tide_lm import presets, runs
-from tide_lm.config import Residence
-from tide_lm.serve.benchmark import random_model
+from tide_lm.bench.decode import random_model
+from tide_lm.run import files
+from tide_lm.run.provenance import provenance
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Decoder
 from tide_lm.serve.fused import FusedForward
 from tide_lm.serve.sampling import Sampling
+from tide_lm.spec import presets
+from tide_lm.spec.config import Residence
 
 PHASES = [
     *("projected in", "projected", "attention goes", "attention in", "attended", "merge goes", "merged"),
@@ -80,8 +82,8 @@ def main():
             print(json.dumps(record), flush=True)
             found.append(record)
     if given.json:
-        result = {"preset": given.preset, "tries": found, "provenance": runs.provenance()}
-        runs.write_atomically(given.json, json.dumps(result, indent=2) + "\n")
+        result = {"preset": given.preset, "tries": found, "provenance": provenance()}
+        files.write_atomically(given.json, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tide_lm import presets, runs
-from tide_lm.serve.benchmark import bandwidth
+from tide_lm.bench.decode import bandwidth
+from tide_lm.run import files
+from tide_lm.run.provenance import provenance
+from tide_lm.spec import presets
 
 
 @triton.jit
@@ -135,8 +137,8 @@ def main():
             print(json.dumps(record), f"floor {floor:.3f} ms", flush=True)
             found.append(record)
     if given.json:
-        result = {"floor_ms": floor, "tries": found, "provenance": runs.provenance()}
-        runs.write_atomically(given.json, json.dumps(result, indent=2) + "\n")
+        result = {"floor_ms": floor, "tries": found, "provenance": provenance()}
+        files.write_atomically(given.json, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

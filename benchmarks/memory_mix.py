@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tide_lm import runs
 from tide_lm.ops.memory_mix import memory_mix_reference, router_weights
+from tide_lm.run.provenance import write_record
 
 Way = Callable[..., torch.Tensor]
 
@@ -101,7 +101,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.json:
-        runs.write_record(args.json, result, seed=0)
+        write_record(args.json, result, seed=0)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from tide_lm import runs
-from tide_lm.ops.memory_rows import RowIndex
-from tide_lm.train.benchmark import zipf_batches
+from tide_lm.bench.train import zipf_batches
+from tide_lm.ops.row_index import RowIndex
+from tide_lm.run.provenance import write_record
 
 
 def milliseconds(work: Callable[[], object], rounds: int) -> float:
@@ -99,7 +99,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.json:
-        runs.write_record(args.json, result, seed=0)
+        write_record(args.json, result, seed=0)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tide_lm import runs
 from tide_lm.data import builtin, tokenizers
 from tide_lm.data.prepare import prepare
+from tide_lm.run.provenance import write_record
 
 BATCH_DOCUMENTS = 1000
 
@@ -103,7 +103,7 @@ def main() -> None:
         result = measure(Path(folder), args.megabytes, args.rounds)
     print(json.dumps(result, indent=2))
     if args.json:
-        runs.write_record(args.json, result)
+        write_record(args.json, result)
 
 
 if __name__ == "__main__":

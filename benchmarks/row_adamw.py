@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from tide_lm import runs
 from tide_lm.ops.kernels import use_triton
-from tide_lm.ops.row_adamw import History, RowTable, advance_reference, catch_up, step
+from tide_lm.ops.row_adamw import advance_reference, catch_up, step
+from tide_lm.ops.row_table import History, RowTable
+from tide_lm.run.provenance import write_record
 
 BETAS, EPS, DECAY, RATE = (0.9, 0.95), 1e-8, 0.1, 1e-4
 
@@ -155,7 +156,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.json:
-        runs.write_record(args.json, result, seed=0)
+        write_record(args.json, result, seed=0)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from tide_lm import presets, runs
-from tide_lm.compress.benchmark import fio_reads, forget, mapped_rows, random_store
+from tide_lm.bench.store import fio_reads, forget, mapped_rows, random_store
+from tide_lm.run import files
+from tide_lm.run.provenance import provenance
+from tide_lm.spec import presets
 from tide_lm.store import reader
 from tide_lm.store.format import BLOCK, up_to
 
@@ -87,12 +89,12 @@ def main() -> None:
         "what": f"median milliseconds, rows of {TOKENS} tokens, {header.row_bytes} bytes each, cold",
         "rounds": options.rounds,
         "ways": found,
-        "provenance": runs.provenance(seed=0),
+        "provenance": provenance(seed=0),
     }
     for name, taken in found.items():
         print(f"{taken:9.2f} ms  {name}")
     if options.json:
-        runs.write_atomically(options.json, json.dumps(result, indent=2) + "\n")
+        files.write_atomically(options.json, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tide_lm import runs
+from tide_lm.run.provenance import write_record
 
 ROOT = Path(__file__).parents[1]
 # Commands of one clone, one after the other; each of the two clones begins with nothing installed.
@@ -42,7 +42,7 @@ def main() -> None:
         result = {"seconds": measure(Path(folder))}
     print(json.dumps(result, indent=2))
     if args.json:
-        runs.write_record(args.json, result)
+        write_record(args.json, result)
 
 
 if __name__ == "__main__":

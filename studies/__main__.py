@@ -93,11 +93,11 @@ def cache(
     """Measure how many rows a cache of rows finds, by its bytes, as text is read from a store on disk."""
     from studies.cache import measure
     from studies.runner import TEXTS
-    from tide_lm import runs
+    from tide_lm.run.provenance import write_record
 
     out.parent.mkdir(parents=True, exist_ok=True)
     texts = {name: shared / path for name, path in TEXTS.items()}
-    runs.write_record(out, measure(texts, data, model, bits, tokens, folder, typer.echo))
+    write_record(out, measure(texts, data, model, bits, tokens, folder, typer.echo))
     typer.echo(out)
 
 
@@ -116,13 +116,13 @@ def upcycle(
 ) -> None:
     """Train a Llama, and go on with it as it is and as a TIDE model, for as many tokens again."""
     from studies.upcycling import WAYS, Plan, compare
-    from tide_lm import runs
+    from tide_lm.run.provenance import write_record
 
     ways = [way for way in WAYS if re.search(only, way.name)]
     if not ways:
         raise typer.BadParameter(f"--only {only!r} finds none of {', '.join(way.name for way in WAYS)}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_record(out, compare(Plan(data, scratch, size), ways, processes, typer.echo))
+    write_record(out, compare(Plan(data, scratch, size), ways, processes, typer.echo))
     typer.echo(out)
 
 

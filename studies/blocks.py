@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tide_lm import runs as files
+from tide_lm.run import files
 
 Blocks = Mapping[str, Callable[[], str]]  # by name, what makes the text of a block
 

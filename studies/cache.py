@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tide_lm import presets
-from tide_lm.compress.benchmark import random_store
-from tide_lm.config import Residence
+from tide_lm.bench.store import random_store
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.perplexity import TextSize, document_tokens
+from tide_lm.spec import presets
+from tide_lm.spec.config import Residence
 from tide_lm.store.reader import StoredRows, StoreFile
 
 CACHE_BYTES = Residence().cache_bytes

@@ -16,17 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
 
-from tide_lm.model import (
-    EmbeddingMemory,
-    Memory,
-    MemoryAttention,
-    MemoryGate,
-    MemoryNorm,
-    TideConfig,
-    TideDecoderLayer,
-    TideForCausalLM,
-    TideModel,
-)
+from tide_lm.model import EmbeddingMemory, Memory, TideConfig, TideDecoderLayer, TideForCausalLM, TideModel
+from tide_lm.model.checks import checked_layers
+from tide_lm.model.extensions import extended
+from tide_lm.model.gate import MemoryGate
+from tide_lm.model.memory import LayerMemory
+from tide_lm.model.tide import MemoryNorm
+from tide_lm.model.values import RowInValues
 
 
 @strict
@@ -37,7 +33,9 @@ class InputOnlyConfig(TideConfig):
 class InputOnlyModel(TideModel):
     """The tables' rows, normalised and added once, to the input, with the weights that routers start at."""
 
-    layer_class = LlamaDecoderLayer
+    @classmethod
+    def layer_class(cls, config: TideConfig) -> type[nn.Module]:
+        return LlamaDecoderLayer
 
     @property
     def share(self) -> float:
@@ -55,8 +53,8 @@ class InputOnlyModel(TideModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         added = self.share * memory.rows_UKD.sum(1).view_as(inputs_embeds)
-        if issubclass(self.layer_class, TideDecoderLayer):
-            dropped = self._checked_layers(kwargs.get("drop_memory_layers"))
+        if issubclass(self.layer_class(self.config), TideDecoderLayer):
+            dropped = checked_layers(kwargs.get("drop_memory_layers"), len(self.layers))
             kwargs |= {"memory": memory, "drop_memory_layers": dropped}
         return LlamaModel.forward(self, inputs_embeds=inputs_embeds + added.to(inputs_embeds.dtype), **kwargs)
 
@@ -80,7 +78,7 @@ class WideInputMemory(EmbeddingMemory):
         K, D = config.num_memory_blocks, config.hidden_size
         self.projection = nn.Linear(K * D, D, bias=False)
 
-    def forward(self, input_ids_BT: torch.Tensor) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
         rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
         return Memory(self.projection(rows).unsqueeze(1))
 
@@ -125,18 +123,21 @@ def narrower_ffn(config: TideConfig, matrices: int = 2) -> LlamaMLP:
 class LayerTablesLayer(TideDecoderLayer):
     def __init__(self, config: LayerTablesConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.memory_own_block, self.memory_gate = True, MemoryGate(config)
+        self.memory_gate = MemoryGate(config)
         self.router = self.router_weights = nn.Identity()
         if config.narrow:
             self.mlp = narrower_ffn(config)
 
-    def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, rows: torch.Tensor, *__: Any) -> Any:
+    def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, memory: LayerMemory) -> torch.Tensor:
         h = h + update
-        return h + self.memory_gate(self.post_attention_layernorm(h), rows.view_as(h)).to(h.dtype)
+        row = memory.own_row_UD.view_as(h)
+        return h + self.memory_gate(self.post_attention_layernorm(h), row).to(h.dtype)
 
 
 class LayerTablesModel(_OwnTables):
-    layer_class = LayerTablesLayer
+    @classmethod
+    def layer_class(cls, config: TideConfig) -> type[nn.Module]:
+        return extended(LayerTablesLayer, config)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -156,12 +157,11 @@ class ValueTablesConfig(TideConfig):
     model_type = "tide-value-tables"
 
 
-class ValueTablesLayer(TideDecoderLayer):
+class ValueTablesLayer(RowInValues, TideDecoderLayer):
     """Value embeddings, as in nanochat."""
 
     def __init__(self, config: TideConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.self_attn, self.memory_values = MemoryAttention(config, layer_idx), True
         self.router = self.router_weights = nn.Identity()
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -169,7 +169,9 @@ class ValueTablesLayer(TideDecoderLayer):
 
 
 class ValueTablesModel(_OwnTables):
-    layer_class = ValueTablesLayer
+    @classmethod
+    def layer_class(cls, config: TideConfig) -> type[nn.Module]:
+        return ValueTablesLayer
 
 
 class ValueTables(TideForCausalLM):
@@ -182,8 +184,8 @@ class InputAndValuesConfig(TideConfig):
     model_type = "tide-input-and-values"
 
 
-class InputAndValuesModel(_OwnTables, InputOnlyModel):
-    layer_class = ValueTablesLayer
+class InputAndValuesModel(ValueTablesModel, InputOnlyModel):
+    pass
 
 
 class InputAndValues(TideForCausalLM):

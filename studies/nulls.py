@@ -10,7 +10,8 @@ from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from studies.controls import builder
-from tide_lm.model import EmbeddingMemory, Memory, MemoryAttention, TideConfig, TideForCausalLM, TideModel
+from tide_lm.model import EmbeddingMemory, Memory, TideConfig, TideForCausalLM, TideModel
+from tide_lm.model.values import ValueAttention
 
 START = 0.1  # of the learned scalars, as gains have it in the best recipe
 
@@ -33,7 +34,7 @@ class ReinjectedLayer(LlamaDecoderLayer):
         self.value_scale = None
         if config.in_values:
             self.value_scale = nn.Parameter(torch.empty(()))
-            self.self_attn = MemoryAttention(config, layer_idx)
+            self.self_attn = ValueAttention(config, layer_idx)
 
     def forward(self, hidden_states: torch.Tensor, row_BTD: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         if self.value_scale is not None:
@@ -104,7 +105,7 @@ class PairsMemory(EmbeddingMemory):
         if len(self.orders) != config.num_memory_blocks:
             raise ValueError(f"{len(self.orders)} orders are given for {config.num_memory_blocks} blocks")
 
-    def forward(self, input_ids_BT: torch.Tensor) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
         V, K, D = self.weight.shape
         keys = [_hashed(input_ids_BT, order, k) % V * K + k for k, order in enumerate(self.orders)]
         raw_UKD = nn.functional.embedding(torch.stack(keys, -1).flatten(0, 1), self.weight.view(V * K, D))

@@ -27,16 +27,16 @@ import typer
 from studies import test_split
 from studies.data import VALIDATION, Both
 from studies.plan import NARROW, SCALE, SIZES, VALUES, Run
-from tide_lm import runs
 from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, prepare_corpus
 from tide_lm.data.shards import Manifest, TokenSplit
-from tide_lm.run_config import RunConfig
+from tide_lm.run import files
+from tide_lm.run.provenance import write_record
+from tide_lm.run.settings import RunConfig
 
 SIZE, LAYER_PARAMETERS, TOKENS_PER_PARAMETER = "6m", 5_902_336, 20
 
 FAST_EMBEDDING = "fast-embedding"
-_DENSE = {"optim.table_update": "dense"}
 _GATE = {"model.memory_gate": "true", "model.intermediate_size": 536}  # narrower by the gate's two matrices
 
 
@@ -61,7 +61,7 @@ ARMS = {
     "reinjected": Arm("reinjected", "paper", 0, of_recipe="paper"),
     "reinjected in values": Arm("reinjected-and-values", "paper", 0, of_recipe="paper"),
     "fast embedding": Arm(FAST_EMBEDDING, "best", 0),
-    "pairs": Arm("pairs", "pairs", 8, {SCALE: 5.0, VALUES: "true", **_DENSE}),
+    "pairs": Arm("pairs", "pairs", 8, {SCALE: 5.0, VALUES: "true"}),
 }
 _NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\d.]+)*)")
 
@@ -95,6 +95,14 @@ class Tuned:
         name += f" tokens {self.tokens:g} warmup {self.warmup:g}"
         return re.sub(r"[^a-z0-9.]+", "-", name)
 
+    def _run(self, settings: Mapping[str, Any]) -> Run:
+        arm = ARMS[self.arm]
+        return Run(arm.model, arm.of_recipe, SIZE, arm.k, self.seed, settings)
+
+    @property
+    def row_lazy(self) -> bool:
+        return self._run({}).row_lazy
+
     def config(self, data: Path, gpu: bool) -> RunConfig:
         """The settings, for one pass over the text or less."""
         arm, sequence = ARMS[self.arm], SIZES[SIZE].sequence
@@ -112,7 +120,7 @@ class Tuned:
             "data.verify": "false",
             **arm.settings,
         }
-        return Run(arm.model, arm.of_recipe, SIZE, arm.k, self.seed, settings).config(data, gpu)
+        return self._run(settings).config(data, gpu)
 
 
 def prepare_all(shared: Path, out: Path, tokenizer: str | None, processes: int) -> Manifest:
@@ -140,7 +148,7 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     started, folder, arm = time.monotonic(), scratch / run.slug, ARMS[run.arm]
     config = run.config(data, torch.cuda.is_available())
     build = (CONTROLS | NULLS).get(arm.model, TideForCausalLM)
-    trainer = Trainer(config, folder, tell, resume=True, build=build)
+    trainer = Trainer(config, folder, tell, resume=True, build=build, row_lazy=run.row_lazy)
     if arm.model == FAST_EMBEDDING:
         weight = trainer.model.model.embed_tokens.weight
         embedding_as_table(trainer.optimizer, weight, config.optim.table_lr_multiple)
@@ -203,7 +211,7 @@ def train_all(
             continue
         with ExitStack() as held:
             try:
-                lock = runs.locked(scratch / f"{run.slug}.lock", f"{run.slug} is left to another process")
+                lock = files.locked(scratch / f"{run.slug}.lock", f"{run.slug} is left to another process")
                 held.enter_context(lock)
             except ValueError as busy:
                 tell(str(busy))
@@ -211,7 +219,7 @@ def train_all(
             if done.exists():  # by now
                 continue
             record = train_one(run, data, scratch, tell)
-            runs.write_record(done, record, run.seed)
+            write_record(done, record, run.seed)
         tell(f"{run.slug}: loss {record['val_loss']} after {record['seconds']} s")
 
 
@@ -220,7 +228,7 @@ def collect(kept: Path, out: Path) -> int:
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(kept.glob("*.json"))]
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    runs.write_atomically(out, "".join(lines))
+    files.write_atomically(out, "".join(lines))
     return len(records)
 
 

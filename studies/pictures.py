@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_lm.data.optional import require
-from tide_lm.runs import write_atomically
+from tide_lm.run.files import write_atomically
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tide_lm.data.shards import TokenSplit
-from tide_lm.presets import PAPER_BLOCKS
-from tide_lm.run_config import RECIPES, RunConfig
+from tide_lm.run.settings import RECIPES, RunConfig
+from tide_lm.spec.presets import PAPER_BLOCKS
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
 VALUES, OWN = "model.memory_values", "model.memory_own_block"
@@ -31,8 +31,9 @@ SIZES = {
     "medium": Size(512, 32, 6e-4),
 }
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
-_DENSE = {"optim.table_update": "dense"}  # of controls and some variants: row-lazy is for TIDE's layers
-_DENSE_VALUES = {**_DENSE, VALUES: "true"}
+_IN_VALUES = {VALUES: "true"}
+# Changes to a layer that row-lazy AdamW does not follow, as it does not follow controls.
+_MOVED_WHOLE = {"gated", "input_too", "router_heads", "value_scale", "values_of_all"}
 OWN_BLOCK, GATED = "layer-router-and-values", "layer-tables-and-values"
 NARROW = "narrow-" + GATED
 ONE_A_LAYER = ("layer-router", OWN_BLOCK)  # of TIDE's own blocks
@@ -66,6 +67,11 @@ class Run:
     def slug(self) -> str:
         """The name of its folder."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name)
+
+    @property
+    def row_lazy(self) -> bool:
+        """Whether the tables are trained row by row; otherwise the optimiser moves them as a whole."""
+        return self.model in ("base", "tide") and not self.changes.keys() & _MOVED_WHOLE
 
     def config(self, data: Path, gpu: bool) -> RunConfig:
         """One pass over the training text, or over its share of it."""
@@ -102,7 +108,7 @@ class Run:
             return {}
         values = {} if self.model in VALUES_BY_RECIPE else {VALUES: _toml(False)}
         own = {OWN: _toml(True)} if self.model in ONE_A_LAYER else {}
-        return {**_DENSE, **values, **own}
+        return {**values, **own}
 
 
 def _toml(value: bool) -> str:
@@ -160,21 +166,21 @@ def search() -> list[Run]:
             {VALUES: _toml(True)},
             {"router_starts_even": True, "router_is_learned": False},
         ),
-        _tried("values of all blocks", _DENSE_VALUES, {"values_of_all": "learned"}),
-        _tried("values routed", _DENSE_VALUES, {"values_of_all": "routed"}),
-        _tried("values times 5", _DENSE_VALUES, {"value_scale": 5.0}),
-        _tried("values, router heads 4", _DENSE_VALUES, {"router_heads": 4}),
+        _tried("values of all blocks", _IN_VALUES, {"values_of_all": "learned"}),
+        _tried("values routed", _IN_VALUES, {"values_of_all": "routed"}),
+        _tried("values times 5", _IN_VALUES, {"value_scale": 5.0}),
+        _tried("values, router heads 4", _IN_VALUES, {"router_heads": 4}),
         *(_tried("values x5", _values(5), model=model) for model in ("tide", *VALUES_BY_RECIPE)),
         *(_tried("values x5", _values(5), model=model, seed=n) for n in (1, 2) for model in ("tide", NARROW)),
         _tried("values x10", _values(10)),
-        _tried("values x5, router heads 4", {**_DENSE, **_values(5)}, {"router_heads": 4}),
-        *(_tried("values x5, gated", {**_DENSE, **_values(5)}, {"gated": True}, seed=n) for n in range(3)),
-        _tried("values x5, gated without a norm", {**_DENSE, **_values(5)}, {"gated": "plain"}),
-        _tried("values x5, sigmoid gate", {**_DENSE, **_values(5)}, {"gated": "sigmoid"}),
+        _tried("values x5, router heads 4", _values(5), {"router_heads": 4}),
+        *(_tried("values x5, gated", _values(5), {"gated": True}, seed=n) for n in range(3)),
+        _tried("values x5, gated without a norm", _values(5), {"gated": "plain"}),
+        _tried("values x5, sigmoid gate", _values(5), {"gated": "sigmoid"}),
         _tried("rows shared by half of the layers", changes={"layer_groups": 2}),
-        _tried("router heads 4", _DENSE, {"router_heads": 4}),
-        _tried("router heads 16", _DENSE, {"router_heads": 16}),
-        _tried("input too", _DENSE, {"input_too": True}),
+        _tried("router heads 4", changes={"router_heads": 4}),
+        _tried("router heads 16", changes={"router_heads": 16}),
+        _tried("input too", changes={"input_too": True}),
         _tried("view of rank 32", changes={"view_rank": 32}),
         _tried("gate of rank 32", changes={"gate_rank": 32}),
     ]

@@ -12,13 +12,13 @@ from studies.claims import CLAIMS, Verdict, verdicts
 from studies.markdown import table
 from studies.plan import GATED, NARROW, OWN_BLOCK, VALUES_BY_RECIPE, final
 from studies.results import BLOCKS, Kept, Spread, Study
-from tide_lm import runs as files
 from tide_lm.report import paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import DECILES, write, write_panels
 from tide_lm.report.figure import Figure, Panel
 from tide_lm.report.results import Run
-from tide_lm.run_config import RECIPES
+from tide_lm.run import files
+from tide_lm.run.settings import RECIPES
 
 CONTROLS = (  # docs/STUDY.md says what each is
     "input-only",

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from tide_lm.presets import PAPER_BLOCKS
-from tide_lm.run_config import RunConfig
+from tide_lm.run.settings import RunConfig
+from tide_lm.spec.presets import PAPER_BLOCKS
 
 BLOCKS = (0, *PAPER_BLOCKS)
 FIELDS = (
@@ -60,7 +60,7 @@ class Kept:
 
     @cached_property
     def config(self) -> RunConfig:
-        return RunConfig.from_dict(json.loads(self._read("config.json")))
+        return RunConfig.from_saved(json.loads(self._read("config.json")))
 
     def result(self, what: str) -> dict[str, Any]:
         return json.loads(self._read(f"results/{what}.json"))

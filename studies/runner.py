@@ -17,14 +17,15 @@ from studies.controls import CONTROLS, builder
 from studies.plan import SIZES, Run
 from studies.results import Kept
 from studies.variants import Variant
-from tide_lm import runs
 from tide_lm.cli import compress, evaluate
 from tide_lm.cli.analyze import Options, What, analyze
 from tide_lm.cli.texts import Reading
 from tide_lm.evaluate import zero_shot
 from tide_lm.evaluate.subject import open_subject
 from tide_lm.model import TideForCausalLM
-from tide_lm.run_config import RunConfig, differences
+from tide_lm.run import files
+from tide_lm.run.directory import RunDirectory, write_result
+from tide_lm.run.settings import RunConfig, differences
 from tide_lm.train.trainer import Trainer
 
 OF_EVERY_MODEL = (What.norms, What.updates, What.gradients, What.collapse, What.footprint)
@@ -55,7 +56,7 @@ class Places:
     def lock(self, run: Run) -> AbstractContextManager[None]:
         """Keeps other processes out of a run."""
         self.scratch.mkdir(parents=True, exist_ok=True)
-        return runs.locked(self.scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
+        return files.locked(self.scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
 
     def record(self, run: Run) -> dict[str, Any]:
         """What is kept of a run that is done."""
@@ -72,10 +73,10 @@ class Places:
 
     def is_done(self, run: Run) -> bool:
         """Whether a run is kept, with the settings that it has in the plan."""
-        before = runs.RunDirectory(self.kept / run.slug).read_config()
+        before = RunDirectory(self.kept / run.slug).read_config()
         if before is None:
             return False
-        changed = differences(RunConfig.from_dict(before), self.config(run))
+        changed = differences(RunConfig.from_saved(before), self.config(run))
         changed = [line for line in changed if not line.startswith(MAY_DIFFER)]
         if (changes := self.record(run)["changes"]) != run.changes:
             changed.append(f"changes: {changes} -> {dict(run.changes)}")
@@ -148,7 +149,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     started, folder = time.monotonic(), places.scratch / run.slug
     config = places.config(run)
     build = builder(Variant, **run.changes) if run.changes else CONTROLS.get(run.model, TideForCausalLM)
-    trainer = Trainer(config, folder, tell, resume=True, build=build)
+    trainer = Trainer(config, folder, tell, resume=True, build=build, row_lazy=run.row_lazy)
     validation = trainer.train()
     if trainer.stopped_by:
         raise SystemExit(128 + trainer.stopped_by)
@@ -174,7 +175,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     if run.look:
         _look(run, folder, reading, places.shared / "benchmarks", tell)
     record["seconds"] = time.monotonic() - started
-    runs.write_result(folder, "study", record, run.seed)
+    write_result(folder, "study", record, run.seed)
     _keep(folder, places.kept / run.slug)
     shutil.rmtree(folder)
     return record
@@ -200,7 +201,7 @@ def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Call
 
 def _keep(folder: Path, kept: Path) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with runs.write_folder(kept) as copy:
+    with files.write_folder(kept) as copy:
         for pattern in KEPT:
             for path in folder.glob(pattern):
                 (copy / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)

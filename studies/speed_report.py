@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from studies.markdown import table
-from tide_lm import estimate, presets
+from tide_lm.spec import estimate, presets
 
 Json = Mapping[str, Any]  # a file of results
 

@@ -6,26 +6,23 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from studies.plan import Run
-from tide_lm.run_config import RunConfig
-
-if TYPE_CHECKING:  # the tables of what was measured are made without torch
-    from tide_lm.interop.upcycle import Start
+from tide_lm.run.settings import RunConfig
 
 SHARE = 0.5  # of the training text for the Llama; each way to go on gets as much again
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a Llama goes on: with which parts trained, from which tables; without tables it stays a Llama.
+    """How a Llama goes on: as TIDE or as it is, and with which parts trained.
 
     `rate` is that of the first learning rate to go on with.
     """
 
     name: str
-    tables: "Start | None" = None
+    tide: bool = True
     parts: str = "all"
     rate: float = 0.3
     memory: dict[str, Any] = field(default_factory=dict)
@@ -35,20 +32,16 @@ class Way:
 
 GAIN_RATE = "optim.gain_lr_multiple"
 WAYS = (
-    Way("Llama", seeds=3),
-    Way("TIDE", "noise", seeds=3),
-    Way("TIDE, Llama frozen", "noise", "memory", seeds=3),
-    Way("TIDE, Llama changed by LoRA", "noise", "lora"),
-    Way("TIDE, copies of E", "copies"),
-    Way("TIDE, rotated E", "rotated"),
-    Way("TIDE, gains no faster", "noise", settings={GAIN_RATE: 1}),
-    Way("TIDE, gains 30 times as fast", "noise", settings={GAIN_RATE: 30}),
-    Way("TIDE, gains 100 times as fast", "noise", settings={GAIN_RATE: 100}),
-    Way("TIDE, rows in values times 5", "noise", memory={"memory_value_scale": 5.0}),
-    Way("Llama, first rate", rate=1.0),
-    Way("TIDE, first rate", "noise", rate=1.0),
-    Way("TIDE, Llama frozen, first rate", "noise", "memory", rate=1.0),
-    Way("TIDE, Llama changed by LoRA, first rate", "noise", "lora", rate=1.0),
+    Way("Llama", tide=False, seeds=3),
+    Way("TIDE", seeds=3),
+    Way("TIDE, Llama frozen", parts="memory", seeds=3),
+    Way("TIDE, gains no faster", settings={GAIN_RATE: 1}),
+    Way("TIDE, gains 30 times as fast", settings={GAIN_RATE: 30}),
+    Way("TIDE, gains 100 times as fast", settings={GAIN_RATE: 100}),
+    Way("TIDE, rows in values times 5", memory={"memory_value_scale": 5.0}),
+    Way("Llama, first rate", tide=False, rate=1.0),
+    Way("TIDE, first rate", rate=1.0),
+    Way("TIDE, Llama frozen, first rate", parts="memory", rate=1.0),
 )
 
 
@@ -116,11 +109,11 @@ def _further(plan: Plan, way: Way, seed: int) -> dict[str, Any]:
 
     slug = f"on-{way.name.lower().replace(', ', '-').replace(' ', '-')}-{seed}"
     start = plan.scratch / f"llama-{seed}" / "export"
-    if way.tables is not None:
+    if way.tide:
         memory = {"num_memory_blocks": plan.blocks, "memory_values": True, **way.memory}
         upcycled = plan.scratch / f"start-{slug}"
         if not upcycled.exists():
-            upcycle(open_source(str(start)), upcycled, memory, way.tables, seed, lambda total: lambda n: None)
+            upcycle(open_source(str(start)), upcycled, memory, seed, lambda total: lambda n: None)
         start = upcycled
     validation = _train(plan.further(way, seed, start), plan.scratch / slug)
     return {"way": way.name, "seed": seed, "about": asdict(way), "validation": validation}

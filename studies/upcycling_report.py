@@ -22,11 +22,16 @@ SHOWN = ("TIDE", "TIDE, Llama frozen")  # by decile, beside the Llama
 class Run:
     """A Llama that went on: with the validation before and after."""
 
-    way: Way
+    name: str
+    rate: float
     seed: int
     before: dict[str, Any]
     after: dict[str, Any]
     tokens: int
+
+    @property
+    def is_llama(self) -> bool:
+        return self.name.startswith("Llama")
 
 
 def read(folder: Path) -> list[Run]:
@@ -36,8 +41,8 @@ def read(folder: Path) -> list[Run]:
         record = json.loads(path.read_text(encoding="utf-8"))
         starts = {first["seed"]: first["validation"] for first in record["first"]}
         for run in record["runs"]:
-            way, seed = Way(**run["about"]), run["seed"]
-            found.append(Run(way, seed, starts[seed], run["validation"], record["tokens"]))
+            rate, seed = run["about"].get("rate", Way.rate), run["seed"]
+            found.append(Run(run["way"], rate, seed, starts[seed], run["validation"], record["tokens"]))
     return found
 
 
@@ -70,7 +75,7 @@ def ways(runs: Sequence[Run]) -> str:
     """Every way to go on."""
     return table(
         ["goes on as", "seeds", "loss", "less than before", "less than the Llama that goes on"],
-        [_row(runs, name) for name in dict.fromkeys(run.way.name for run in runs)],
+        [_row(runs, name) for name in dict.fromkeys(run.name for run in runs)],
     )
 
 
@@ -129,15 +134,13 @@ def by_decile(runs: Sequence[Run]) -> Panel:
 
 
 def _of(runs: Iterable[Run], name: str) -> list[Run]:
-    return [run for run in runs if run.way.name == name]
+    return [run for run in runs if run.name == name]
 
 
 def _llama(runs: Iterable[Run], run: Run) -> Run:
     """The one that goes on with the same seed and rate."""
     return next(
-        other
-        for other in runs
-        if other.way.tables is None and (other.seed, other.way.rate) == (run.seed, run.way.rate)
+        other for other in runs if other.is_llama and (other.seed, other.rate) == (run.seed, run.rate)
     )
 
 
@@ -159,7 +162,7 @@ def _row(runs: Sequence[Run], name: str) -> list[str]:
     of_way = _of(runs, name)
     losses = [run.after["loss"] for run in of_way]
     moved = [run.before["loss"] - run.after["loss"] for run in of_way]
-    gains = _gains(runs, name) if of_way[0].way.tables else None
+    gains = _gains(runs, name) if not of_way[0].is_llama else None
     return [
         name,
         str(len(of_way)),

@@ -14,14 +14,14 @@ from tide_lm import ops
 from tide_lm.model import (
     EmbeddingMemory,
     Memory,
-    MemoryGate,
     MemoryRouter,
     TideConfig,
-    TideDecoderLayer,
     TideForCausalLM,
     TideModel,
 )
-from tide_lm.pretrained import draw_table
+from tide_lm.model.gate import MemoryGate
+from tide_lm.model.initialisation import draw_table
+from tide_lm.model.memory import LayerMemory
 
 
 @strict
@@ -121,7 +121,9 @@ class SigmoidGate(nn.Module):
         return 2 * torch.sigmoid(self.gate(n_BTD)) * rows_BTD
 
 
-class VariantLayer(TideDecoderLayer):
+class VariantLayer(nn.Module):
+    """What a variant changes of a layer; a class of layers, with extensions, is put below it."""
+
     def __init__(self, config: VariantConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         D, self.heads = config.hidden_size, config.router_heads
@@ -129,6 +131,8 @@ class VariantLayer(TideDecoderLayer):
         self.layer_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(()))
         self.view = LowRank(D, config.view_rank) if config.view_rank else None
         self.gate = LowRank(D, config.gate_rank) if config.gate_rank else None
+        self.own_block = layer_idx % config.num_memory_blocks
+        self.memory_gate: nn.Module | None = getattr(self, "memory_gate", None)
         if config.gated == "sigmoid":
             self.memory_gate, self.mlp = SigmoidGate(D), narrower_ffn(config, 1)
         elif config.gated:
@@ -153,37 +157,31 @@ class VariantLayer(TideDecoderLayer):
             hidden_states = ops.memory_mix(hidden_states, logits, memory.rows_UKD, memory.index_BT)
         return super().forward(hidden_states, memory, **kwargs)
 
-    def block(
-        self,
-        hidden_states: torch.Tensor,
-        rows_UKD: torch.Tensor,
-        *more: Any,
-        value_rows_UD: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        if value_rows_UD is None:  # not asked for, or dropped in this layer
-            return super().block(hidden_states, rows_UKD, *more, **kwargs)
+    def attend(self, n: torch.Tensor, memory: LayerMemory | None, **kwargs: Any) -> torch.Tensor:
+        if memory is None:  # dropped in this layer
+            return super().attend(n, memory, **kwargs)
+        rows_UKD, row_UD = memory.rows_UKD, memory.own_row_UD
         if self.value_weights is not None:
             slices = rows_UKD.unflatten(-1, (self.value_weights.shape[1], -1))
-            value_rows_UD = (self.value_weights.unsqueeze(-1) * slices).sum(1).flatten(1)
+            row_UD = (self.value_weights.unsqueeze(-1) * slices).sum(1).flatten(1)
         if self.value_router is not None:
-            zero = torch.zeros_like(hidden_states)
-            mixed = ops.memory_mix(zero, self.value_router(self.input_layernorm(hidden_states)), rows_UKD)
-            value_rows_UD = mixed.flatten(0, 1)
+            mixed = ops.memory_mix(torch.zeros_like(n), self.value_router(n), rows_UKD)
+            row_UD = mixed.flatten(0, 1)
         if self.value_scale is not None:
-            value_rows_UD = self.value_scale * value_rows_UD
-        return super().block(hidden_states, rows_UKD, *more, value_rows_UD=value_rows_UD, **kwargs)
+            row_UD = self.value_scale * row_UD
+        return super().attend(n, memory._replace(own_row_UD=row_UD), **kwargs)
 
     def inject(
-        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, rows_UKD: torch.Tensor, *more: Any
+        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
     ) -> torch.Tensor:
-        if self.heads == 1 and self.layer_scale is self.view is self.gate is None:
-            return super().inject(h, update, logits, rows_UKD, *more)
+        plain = self.heads == 1 and self.layer_scale is self.view is self.gate is self.memory_gate is None
+        if plain:
+            return super().inject(h, update, logits, memory)
         if self.heads == 1:
-            zero, (index_BT, sink) = torch.zeros_like(h), more
-            mixed = ops.memory_mix(zero, logits, rows_UKD, index_BT, zero, sink)
+            zero = torch.zeros_like(h)
+            mixed = super().inject(zero, zero, logits, memory)
         else:
-            mixed = self._by_heads(h, logits, rows_UKD)
+            mixed = self._by_heads(h, logits, memory.rows_UKD)
         if self.layer_scale is not None:
             mixed = self.layer_scale.to(h.dtype) * mixed
         if self.view is not None:
@@ -201,7 +199,9 @@ class VariantLayer(TideDecoderLayer):
 
 
 class VariantModel(TideModel):
-    layer_class = VariantLayer
+    @classmethod
+    def layer_class(cls, config: VariantConfig) -> type[nn.Module]:
+        return type("VariantLayer", (VariantLayer, super().layer_class(config)), {})
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__(config)
@@ -227,7 +227,7 @@ class VariantModel(TideModel):
             init.constant_(module.layer_scale, config.layer_scale * times)
         if isinstance(module, VariantLayer) and module.value_weights is not None:
             init.zeros_(module.value_weights)
-            init.ones_(module.value_weights[module.block_idx])
+            init.ones_(module.value_weights[module.own_block])
         if isinstance(module, VariantLayer) and module.value_scale is not None:
             init.constant_(module.value_scale, config.value_scale)
 

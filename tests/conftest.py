@@ -239,7 +239,7 @@ def trained(prepared, tmp_path_factory):
     """A finished run of a tiny TIDE model: checkpoints at steps 2 and 4, gradients recorded."""
     import json
 
-    from tide_lm.run_config import RunConfig
+    from tide_lm.run.settings import RunConfig
     from tide_lm.train.trainer import Trainer
 
     run = tmp_path_factory.mktemp("trained") / "run"

@@ -7,13 +7,15 @@ import pytest
 
 MODULES = (
     "",
-    ".config",
-    ".presets",
-    ".estimate",
-    ".runs",
-    ".model_card",
+    ".spec.config",
+    ".spec.presets",
+    ".spec.estimate",
+    ".run.directory",
+    ".run.files",
+    ".run.model_card",
+    ".run.provenance",
+    ".run.settings",
     ".report.page",
-    ".run_config",
     ".cli",
 )
 COMMANDS = "--help", "--version", "presets", "estimate", "estimate tide-24e-3b --json"

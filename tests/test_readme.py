@@ -16,7 +16,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from tide_lm.run_config import RunConfig
+from tide_lm.run.settings import RunConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from tide_lm import estimate, presets
 from tide_lm.analysis import collapse, tables
 from tide_lm.analysis.by_bin import decile_means, group_spread
 from tide_lm.analysis.contexts import PAIRS, TEMPLATES
@@ -22,6 +21,7 @@ from tide_lm.analysis.updates import updates
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.perplexity import Windows, perplexity
 from tide_lm.evaluate.subject import Subject, open_subject
+from tide_lm.spec import estimate, presets
 
 WINDOWS = Windows(16, 16, 4)
 
@@ -175,13 +175,13 @@ def test_distances_of_planted_tables(subject):
     with torch.no_grad():
         rows = subject.model.get_input_embeddings().weight
         memory.norm.weight.fill_(1)
-        memory.weight[:, 0], memory.weight[:, 1] = 3 * rows, -rows
+        gain_D = memory.norm.weight[2] = torch.linspace(0.5, 2, rows.shape[1])
+        memory.weight[:, 0], memory.weight[:, 1], memory.weight[:, 2] = 3 * rows, -rows, rows / gain_D
     found = tables.distances(subject)
     assert found["tables"] == ["E", "M1", "M2", "M3"]
     assert found["ids"] == 20
     distance = np.array(found["distance"])
-    assert distance[0] == pytest.approx([0, 0, 2, distance[0, 3]], abs=1e-5)
-    assert 0.7 < distance[0, 3] < 1.3
+    assert distance[0] == pytest.approx([0, 0, 2, 0], abs=1e-5)
     assert np.allclose(distance, distance.T)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from command import call, tide_lm
 
-from tide_lm import presets
-from tide_lm.train import benchmark
+from tide_lm.bench import train as benchmark
+from tide_lm.spec import presets
 
 GAVE_UP = {"plain": True, "out_of_memory": True}
 
@@ -116,7 +116,7 @@ def test_a_store_is_timed_and_removed(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "at_work"),
-    [("store", "compress.benchmark.read_speed"), ("decode", "serve.benchmark._timed")],
+    [("store", "bench.store.read_speed"), ("decode", "bench.decode._timed")],
     ids=["store", "decode"],
 )
 def test_a_store_is_removed_when_this_process_is_told_to_end(tmp_path, monkeypatch, kind, at_work):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from command import process, result_of, tide_lm
 
-from tide_lm import presets
 from tide_lm.cli import demo, doctor
 from tide_lm.cli.demo import both_runs
 from tide_lm.data.shards import TokenSplit
+from tide_lm.spec import presets
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from command import tide_lm
 
-from tide_lm.config import Place, Residence
 from tide_lm.data.prepare import Settings
 from tide_lm.evaluate.perplexity import Windows
 from tide_lm.serve import Sampling
+from tide_lm.spec.config import Place, Residence
 
 
 class Reached(BaseException):
@@ -91,18 +91,22 @@ def test_what_each_analysis_is_asked(trained, reached):
     [
         (("analyze", "routing"), {"counts", "run", "memory"}),
         (("evaluate",), {"counts", "run", "memory"}),
+        (("evaluate", "--all-checkpoints"), {"counts"}),
+        (("evaluate", "--benchmarks", "hub"), {"run", "memory"}),
         (("compress",), {"counts", "run"}),
         (("pack", "--out", "packed"), {"counts"}),
         (("generate",), {"memory"}),
         (("explore",), {"counts", "memory"}),
     ],
-    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_whose_results_counts_and_rows(words, options, trained, reached):
+def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch):
+    monkeypatch.setattr("tide_lm.evaluate.benchmarks.check", lambda source, names: None)
     values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3"}
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
-    arguments = [*words, trained, *given] if words[0] != "pack" else [words[0], trained, *words[1:], *given]
-    (model,), named = reached("evaluate.subject.open_subject", *arguments)
+    verb, *before = words[:2] if words[0] == "analyze" else words[:1]
+    others = words[1 + len(before) :]
+    (model,), named = reached("evaluate.subject.open_subject", verb, *before, trained, *others, *given)
     assert model == str(trained)
     wanted = {
         "counts": Path("counts.json"),
@@ -168,27 +172,27 @@ def test_what_is_drawn_and_where(trained, reached, tmp_path):
 
 def test_what_is_timed(reached, monkeypatch, tmp_path):
     options = ("--batch", 3, "--sequence", 16, "--steps", 2)
-    found = reached("train.benchmark.measure", "bench", "train", "tide-2e-tiny", *options)
+    found = reached("bench.train.measure", "bench", "train", "tide-2e-tiny", *options)
     assert found == (["tide-2e-tiny", 3, 16, 2, False], {})
-    monkeypatch.setattr("tide_lm.serve.benchmark.bandwidth", lambda: 1.0)
+    monkeypatch.setattr("tide_lm.bench.decode.bandwidth", lambda: 1.0)
     options = ("--memory", "cpu", "--batch", 3, "--context", 4, 9, "--peers")
-    found = reached("serve.benchmark.measure", "bench", "decode", "tide-2e-tiny", *options)
+    found = reached("bench.decode.measure", "bench", "decode", "tide-2e-tiny", *options)
     assert found == (["tide-2e-tiny", Place.cpu, 3, (4, 9), True], {})
-    monkeypatch.setattr("tide_lm.serve.benchmark.measure", lambda *_: [{"batch": 1, "k": 0, "floor_ms": 1.0}])
+    monkeypatch.setattr("tide_lm.bench.decode.measure", lambda *_: [{"batch": 1, "k": 0, "floor_ms": 1.0}])
     for name, values in {"ids": [4, 5], "counts": [1] * 4096}.items():
         np.save(tmp_path / f"{name}.npy", np.array(values))
     options = ("--ids", tmp_path / "ids.npy", "--counts", tmp_path / "counts.npy", "--context", 4, 9)
     (name, _, ids, counts), _ = reached(
-        "serve.benchmark.measure_store", "bench", "decode", "tide-2e-tiny", *options
+        "bench.decode.measure_store", "bench", "decode", "tide-2e-tiny", *options
     )
     assert (name, ids, len(counts)) == ("tide-2e-tiny", [4, 5], 4096)
     store = ("bench", "store", "tide-2e-tiny", "--decode", "tide-4e-tiny", "--folder", tmp_path)
     options = ("--bits", 3, "--tokens", 5, "--rounds", 2)
-    (path, shape, bits), _ = reached("compress.benchmark.random_store", *store, *options)
+    (path, shape, bits), _ = reached("bench.store.random_store", *store, *options)
     assert (path.parent.parent, shape.num_memory_blocks, bits) == (tmp_path, 2, 3)
     monkeypatch.undo()
-    (_, tokens, rounds), _ = reached("compress.benchmark.read_speed", *store, *options)
+    (_, tokens, rounds), _ = reached("bench.store.read_speed", *store, *options)
     assert (tokens, rounds) == (5, 2)
-    monkeypatch.setattr("tide_lm.compress.benchmark.read_speed", lambda *_: {})
-    (name, _, bits, _, rounds), _ = reached("compress.benchmark.decode_speed", *store, *options)
+    monkeypatch.setattr("tide_lm.bench.store.read_speed", lambda *_: {})
+    (name, _, bits, _, rounds), _ = reached("bench.store.decode_speed", *store, *options)
     assert (name, bits, rounds) == ("tide-4e-tiny", 3, 2)

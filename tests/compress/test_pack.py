@@ -44,7 +44,7 @@ def logits(model, ids):
 
 @pytest.mark.parametrize("form", [Form(16), Form(8), Form(4), Form(3), Form(2), Form(8, rank=0.5)])
 def test_rows_are_the_same_bit_for_bit_wherever_they_are(tiny_model, token_ids, tmp_path, form, monkeypatch):
-    monkeypatch.setattr("tide_lm.stored_memory._AT_ONCE", 16)  # so that rows are read in several parts
+    monkeypatch.setattr("tide_lm.model.stored._AT_ONCE", 16)  # so that rows are read in several parts
     pack(tiny_model(memory_values=True), tmp_path / "packed", form)
     models = [TideForCausalLM.from_pretrained(tmp_path / "packed", memory=place) for place in PLACES]
     rows = [model.model.memory(token_ids)[0] for model in models]

@@ -15,9 +15,9 @@ from disk import files_of_at_most
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tide_lm import runs
 from tide_lm.data import encoding, prepare, tokenizers
 from tide_lm.data.shards import Manifest, TokenSplit
+from tide_lm.run import files
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext" / "wikitext2_raw_test.txt.xz"
 WORDS = ["every", "layer", "knows", "the", "token", "beneath", "the", "context", "and", "adds", "it"]
@@ -184,7 +184,7 @@ def test_what_a_killed_preparer_left_is_removed(corpus, tmp_path):
 def test_two_preparers_of_one_folder_are_kept_apart(corpus, tmp_path):
     (tmp_path / ".out.tmp").mkdir()
     with (
-        runs.claimed(tmp_path / "out", "prepared"),
+        files.claimed(tmp_path / "out", "prepared"),
         pytest.raises(ValueError, match="is being prepared by another process: wait for it"),
     ):
         prepare.prepare(str(corpus), tmp_path / "out")
@@ -262,3 +262,16 @@ def test_wikitext_in_llama3_tokens(tmp_path):
     manifest = prepare.prepare(str(WIKITEXT), tmp_path / "out", tokenizer="llama3", validation=0)
     assert manifest.tokens("train") == 289_076 + 1  # and its BOS
     assert (manifest.dtype, manifest.vocab_size) == ("uint32", 128_256)
+
+
+def test_the_tokenizer_learns_from_no_text_that_is_held_out(corpus, tmp_path, monkeypatch):
+    read, train = [], prepare.tokenizers.train
+
+    def noting(texts, size):
+        read.extend(texts)
+        return train(read, size)
+
+    monkeypatch.setattr(prepare.tokenizers, "train", noting)
+    prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300, validation=0.3)
+    assert read == decoded(tmp_path / "out", "train")
+    assert decoded(tmp_path / "out", "validation")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tide_lm.run_config import RunConfig
+from tide_lm.run.settings import RunConfig
 from tide_lm.train.trainer import Trainer
 
 

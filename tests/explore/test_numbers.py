@@ -12,7 +12,6 @@ from tide_lm.analysis.collapse import category
 from tide_lm.analysis.tables import distances, neighbours
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
-from tide_lm.config import Place, Residence
 from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import open_subject
@@ -20,7 +19,8 @@ from tide_lm.explore import pairs, reading
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader, shares
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
-from tide_lm.runs import write_result
+from tide_lm.run.directory import write_result
+from tide_lm.spec.config import Place, Residence
 
 TEXT = "every layer knows the token"
 LONG = "the context of the token beneath the layer. " * 12

@@ -7,10 +7,11 @@ import gc
 import pytest
 import torch
 
-from tide_lm import TideConfig, TideForCausalLM, presets
+from tide_lm import TideConfig, TideForCausalLM
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.serve import Engine, Sampling
+from tide_lm.spec import presets
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SIZES = {

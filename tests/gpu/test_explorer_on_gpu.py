@@ -6,12 +6,12 @@ import torch
 from tide_lm.analysis.tables import distances
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
-from tide_lm.config import Place, Residence
 from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader
 from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.spec.config import Place, Residence
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TEXT = "the context of the token beneath the layer. " * 6

@@ -5,7 +5,8 @@ import torch
 
 from tide_lm import ops
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
-from tide_lm.ops.memory_rows import RowIndex, normed_rows
+from tide_lm.ops.memory_rows import normed_rows
+from tide_lm.ops.row_index import RowIndex
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}

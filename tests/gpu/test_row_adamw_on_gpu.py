@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tide_lm.ops.row_adamw import History, RowTable, catch_up, flush, step
+from tide_lm.ops.row_adamw import catch_up, flush, step
+from tide_lm.ops.row_table import History, RowTable
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

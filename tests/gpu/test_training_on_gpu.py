@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tide_lm.model import EmbeddingMemory, TideConfig
-from tide_lm.run_config import OptimSection, RunConfig
+from tide_lm.run.settings import OptimSection, RunConfig
 from tide_lm.train.tables import RowLazyTables
 from tide_lm.train.trainer import Trainer
 
@@ -33,12 +33,12 @@ def settings(prepared):
     ]
 
 
-@pytest.mark.parametrize("update", ["row-lazy", "dense"])
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings, tmp_path, update):
-    config = RunConfig.load(None, [*settings, f"optim.table_update={update}"])
-    whole = Trainer(config, tmp_path / "run", print).train()
+@pytest.mark.parametrize("row_lazy", [True, False])
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings, tmp_path, row_lazy):
+    config = RunConfig.load(None, settings)
+    whole = Trainer(config, tmp_path / "run", print, row_lazy=row_lazy).train()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000006")
-    resumed = Trainer(config, tmp_path / "run", print, resume=True).train()
+    resumed = Trainer(config, tmp_path / "run", print, resume=True, row_lazy=row_lazy).train()
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=1e-3)
 
 

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tide_lm import ranks
 from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.run import process_group
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -34,4 +34,4 @@ for name, parameter in model.named_parameters():
     assert torch.equal(parameter.full_tensor(), whole.get_parameter(name)), name
 print(f"equal on rank {dist.get_rank()}")
 dist.destroy_process_group()
-ranks.leave(0)
+process_group.leave(0)

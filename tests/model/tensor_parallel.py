@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
-from tide_lm import ranks
 from tide_lm.model import TideForCausalLM
+from tide_lm.run import process_group
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -21,4 +21,4 @@ with torch.no_grad():
 assert torch.allclose(found, whole, atol=1e-5), (found - whole).abs().max()
 print(f"equal on rank {dist.get_rank()}")
 dist.destroy_process_group()
-ranks.leave(0)
+process_group.leave(0)

@@ -14,7 +14,6 @@ def llama_with_the_weights_of(model: TideForCausalLM) -> LlamaForCausalLM:
         "auto_map",
         "num_memory_blocks",
         "memory_gain_init",
-        "memory_dim",
         "memory_values",
         "memory_value_scale",
         "memory_own_block",

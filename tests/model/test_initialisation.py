@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tide_lm.model import TideForCausalLM, TideModel
-from tide_lm.seeded_init import normal, normal_rows
+from tide_lm.model.initialisation import normal, normal_rows
 
 
 class LargestAllocations(TorchDispatchMode):
@@ -138,13 +138,13 @@ def test_nothing_is_drawn_for_a_model_without_storage(tiny_config, monkeypatch):
     """accelerate's empty weights are made outside meta and moved there one by one."""
     from accelerate import init_empty_weights
 
-    from tide_lm import pretrained
+    from tide_lm.model import initialisation, pretrained
 
     def refuse(*args):
         raise AssertionError("drawn for nothing")
 
     monkeypatch.setattr(pretrained, "normal", refuse)
-    monkeypatch.setattr(pretrained, "normal_rows", refuse)
+    monkeypatch.setattr(initialisation, "normal_rows", refuse)
     with init_empty_weights():
         model = TideForCausalLM(tiny_config())
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -269,3 +270,15 @@ def test_what_was_loaded_can_still_be_asked_for(folder):
     model, info = TideForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert isinstance(model, TideForCausalLM)
     assert not info["missing_keys"]
+
+
+def test_a_folder_that_an_earlier_version_saved_opens_as_it_was():
+    """It has `memory_dim`, and every extension that version 0.1.0 had."""
+    folder = Path(__file__).parent / "saved_by_0_1_0"
+    expected = json.loads((folder / "expected.json").read_text())
+    assert json.loads((folder / "config.json").read_text())["memory_dim"] == 16
+    for trusted in False, True:
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trusted).eval()
+        with torch.no_grad():
+            found = model(torch.tensor(expected["ids"])).logits[0, -1]
+        assert found.tolist() == pytest.approx(expected["last_logits"], abs=1e-5)

@@ -6,8 +6,8 @@ Shapes: B batch, T tokens, U rows, S slots, V vocabulary, K blocks, D hidden.
 import pytest
 import torch
 
-from tide_lm.ops.memory_rows import RowIndex
-from tide_lm.ops.row_adamw import History, RowTable
+from tide_lm.ops.row_index import RowIndex
+from tide_lm.ops.row_table import History, RowTable
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = [

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tide_lm import ops
-from tide_lm.ops.memory_rows import PIECE, RowIndex, normed_rows
+from tide_lm.ops.memory_rows import normed_rows
+from tide_lm.ops.row_index import PIECE, RowIndex
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
 EPS = 1e-5

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from tide_lm.ops.row_adamw import History, RowTable, catch_up, flush, step
+from tide_lm.ops.row_adamw import catch_up, flush, step
+from tide_lm.ops.row_table import History, RowTable
 
 BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
 T, K, D = 300, 2, 7

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tide_lm import TideConfig, TideForCausalLM, estimate, presets
+from tide_lm import TideConfig, TideForCausalLM
+from tide_lm.spec import estimate, presets
 
 GB = 1e9
 # Section 2: 200B tokens, B = 8, T = 2048; a token that WikiText-103 holds once has f = 8.3e-9.

@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as npst
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tide_lm import EmbeddingMemory, MemoryRouter, TideConfig, TideForCausalLM, estimate, ops
+from tide_lm import EmbeddingMemory, MemoryRouter, TideConfig, TideForCausalLM, ops
+from tide_lm.spec import estimate
 
 VOCAB, HIDDEN, BLOCKS = 23, 16, 4
 LLAMA = {

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tide_lm.run_config import RunConfig
+from tide_lm.run.settings import RunConfig
 
 SCRIPT = "<script>alert(1)</script>"
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "openbookqa", "piqa", "sciq")

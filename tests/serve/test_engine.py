@@ -147,7 +147,9 @@ def test_a_seed_draws_the_same_tokens_again_and_no_seed_others_each_time(model):
         list(engine.generate([[1, 2]], 12, Sampling(1.0, seed=seed))) for seed in (0, 0, 3, None, None)
     )
     assert first == again
-    assert len({str(drawn) for drawn in (first, other, one, two)}) == 4
+    new = list(Engine(model).generate([[1, 2]], 12, Sampling(1.0)))
+    newer = list(Engine(model).generate([[1, 2]], 12, Sampling(1.0)))
+    assert len({str(drawn) for drawn in (first, other, one, two, new, newer)}) == 6
 
 
 def test_a_step_looks_at_all_positions_and_no_more_than_the_cache_has(model):

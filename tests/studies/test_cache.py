@@ -15,9 +15,9 @@ from studies.__main__ import app
 from studies.cache import AT_ONCE, at_budget, budgets, first_tokens, hits_by_use, look_up
 from studies.cache_report import figure, hits, read, store, with_default
 from studies.report import write_report
-from tide_lm.compress.benchmark import random_store
+from tide_lm.bench.store import random_store
 from tide_lm.data.tokenizers import load
-from tide_lm.presets import get
+from tide_lm.spec.presets import get
 from tide_lm.store.reader import StoredRows, StoreFile
 
 SHAPE = get("tide-2e-tiny").model

@@ -7,9 +7,9 @@ from torch import nn
 from studies.controls import CONTROLS, builder
 from studies.plan import NARROW, ONE_A_LAYER, VALUES, VALUES_BY_RECIPE, search
 from studies.variants import Variant
-from tide_lm import estimate, presets
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.run_config import RunConfig, TrainSection
+from tide_lm.run.settings import RunConfig, TrainSection
+from tide_lm.spec import estimate, presets
 from tide_lm.train.objective import Objective
 
 SHAPE = {

@@ -2,9 +2,9 @@
 
 import torch
 
-from tide_lm import ranks
 from tide_lm.model import EmbeddingMemory, TideConfig
-from tide_lm.pretrained import draw_table
+from tide_lm.model.initialisation import draw_table
+from tide_lm.run import process_group
 from tide_lm.train.sharded_memory import ShardedMemory
 
 V, K, D = 23, 2, 6
@@ -17,38 +17,38 @@ def main() -> None:
         draw_table(each.weight, each.tokens, seed=5, std=0.02)
 
     # Each rank has every second row, and no more.
-    assert torch.equal(memory.weight, whole.weight[ranks.rank() :: ranks.count()])
+    assert torch.equal(memory.weight, whole.weight[process_group.rank() :: process_group.count()])
 
     # Batches of different sizes, with tokens of one rank alone, and the rows that they look up.
-    ids = [torch.tensor([[22, 3, 3], [0, 22, 8]]), torch.tensor([[1, 1, 21]])][ranks.rank()]
+    ids = [torch.tensor([[22, 3, 3], [0, 22, 8]]), torch.tensor([[1, 1, 21]])][process_group.rank()]
     rows_UKD, index_BT, _ = memory(ids)
     expected = whole(ids).rows_UKD.view(*ids.shape, K, D)
     assert torch.equal(rows_UKD[index_BT], expected)
     assert len(rows_UKD) == len(ids.unique())
 
     # Gradients add up with the owner: rank 0 gives 1 for each of its rows, rank 1 gives 2.
-    ids_U = [torch.tensor([3, 8, 22]), torch.tensor([1, 3])][ranks.rank()]
+    ids_U = [torch.tensor([3, 8, 22]), torch.tensor([1, 3])][process_group.rank()]
     keys_U = memory.keys(ids_U).sort().values
     exchange = memory.plan(keys_U)
-    sums_R = exchange.give_back(torch.full((len(ids_U),), ranks.rank() + 1.0))
+    sums_R = exchange.give_back(torch.full((len(ids_U),), process_group.rank() + 1.0))
     found = {
         memory.tokens[place]: total
         for place, total in zip(exchange.own_R.tolist(), sums_R.tolist(), strict=True)
     }
-    assert found == [{8: 1.0, 22: 1.0}, {1: 2.0, 3: 3.0}][ranks.rank()]
+    assert found == [{8: 1.0, 22: 1.0}, {1: 2.0, 3: 3.0}][process_group.rank()]
 
     # As a checkpoint holds it, and back.
     held = memory.to_range(memory.weight.detach())
     assert torch.equal(held.full_tensor(), whole.weight)
-    assert torch.equal(held.to_local(), whole.weight.chunk(ranks.count())[ranks.rank()])
+    assert torch.equal(held.to_local(), whole.weight.chunk(process_group.count())[process_group.rank()])
     back = torch.zeros_like(memory.weight)
     memory.from_range(back, held)
     assert torch.equal(back, memory.weight)
-    print(f"equal on rank {ranks.rank()}")
+    print(f"equal on rank {process_group.rank()}")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with ranks.joined():
+    with process_group.joined():
         main()
-    ranks.leave(0)
+    process_group.leave(0)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tide_lm.run_config import OptimSection
+from tide_lm.run.settings import OptimSection
 from tide_lm.train.optim import learning_rate, make_optimizer, set_learning_rate
 
 

@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tide_lm import checkpoint
-from tide_lm.run_config import RunConfig
+from tide_lm.run import checkpoint
+from tide_lm.run.settings import RunConfig
 from tide_lm.train.dry_run import dry_run
 
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked up in /proc")

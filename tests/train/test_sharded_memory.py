@@ -11,7 +11,7 @@ import pytest
 import torch
 from train import sharded_memory as script
 
-from tide_lm import ranks
+from tide_lm.run import process_group
 from tide_lm.train import sharded_memory
 
 
@@ -51,8 +51,8 @@ def two_threads(monkeypatch):
         def full_tensor(self) -> torch.Tensor:
             return torch.cat(from_all(self.local))
 
-    monkeypatch.setattr(ranks, "rank", lambda: own.rank)
-    monkeypatch.setattr(ranks, "count", lambda: 2)
+    monkeypatch.setattr(process_group, "rank", lambda: own.rank)
+    monkeypatch.setattr(process_group, "count", lambda: 2)
     monkeypatch.setattr(sharded_memory, "DTensor", Whole)
     monkeypatch.setattr(sharded_memory, "init_device_mesh", lambda *_: None)
     monkeypatch.setattr(sharded_memory.dist, "all_to_all_single", all_to_all_single)

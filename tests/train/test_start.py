@@ -1,4 +1,4 @@
-"""A model that was there before a run: an upcycled Llama, whole, frozen, or changed by low ranks."""
+"""A model that was there before a run: an upcycled Llama, whole or frozen."""
 
 import json
 import shutil
@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.interop.upcycle import open_source, upcycle
 from tide_lm.model import TideForCausalLM
-from tide_lm.run_config import RunConfig
-from tide_lm.runs import RunDirectory
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.settings import RunConfig
 from tide_lm.train.dry_run import dry_run
 from tide_lm.train.trainer import Trainer
 
@@ -49,7 +48,7 @@ def llama(prepared, tokenizer, tmp_path_factory):
 def tide(llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("upcycled") / "tide"
     memory = {"num_memory_blocks": 3, "memory_values": True}
-    upcycle(open_source(str(llama)), folder, memory, "noise", 0, lambda total: lambda count: None)
+    upcycle(open_source(str(llama)), folder, memory, 0, lambda total: lambda count: None)
     return folder
 
 
@@ -73,8 +72,8 @@ def config_of(prepared, start, *more) -> RunConfig:
     return RunConfig.load(None, [f"model.start={json.dumps(str(start))}", *settings_of(prepared, *more)])
 
 
-def trained(config, run) -> list[float]:
-    Trainer(config, run, lambda line: None).train()
+def trained(config, run, row_lazy=True) -> list[float]:
+    Trainer(config, run, lambda line: None, row_lazy=row_lazy).train()
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -104,12 +103,12 @@ def test_gains_that_begin_at_zero_learn_faster_unless_told_otherwise(prepared, l
     assert multiples == [1, 10, 2]
 
 
-@pytest.mark.parametrize("update", ["row-lazy", "dense"])
-def test_rows_wait_until_gains_have_left_zero_and_only_then_decay(prepared, tide, tmp_path, update):
+@pytest.mark.parametrize("row_lazy", [True, False])
+def test_rows_wait_until_gains_have_left_zero_and_only_then_decay(prepared, tide, tmp_path, row_lazy):
     before = load_file(tide / "model.safetensors")["model.memory.weight"].float()
     for steps in 1, 2:
-        settings = [f"train.steps={steps}", f"optim.table_update={update}", "optim.min_lr=0.003"]
-        trained(config_of(prepared, tide, *settings), tmp_path / str(steps))
+        config = config_of(prepared, tide, f"train.steps={steps}", "optim.min_lr=0.003")
+        trained(config, tmp_path / str(steps), row_lazy)
         after = load_file(tmp_path / str(steps) / "export" / "model.safetensors")
         assert after["model.memory.norm.weight"].abs().min() > 0
         assert torch.equal(after["model.memory.weight"], before) is (steps == 1)
@@ -126,26 +125,7 @@ def test_a_frozen_backbone_stays_as_it_is(prepared, tide, tmp_path):
     assert len(moved) == 2 + 2 + 2  # tables and gains, and a router and a gate in each of two layers
 
 
-def test_low_ranks_are_trained_with_the_memory_and_merged_in_the_export(prepared, tide, tmp_path):
-    run = tmp_path / "run"
-    settings = ["train.parts=lora", "train.lora_rank=4", "train.checkpoint_every=10", "train.keep=9"]
-    losses = trained(config_of(prepared, tide, *settings), run)
-    assert losses[-1] < losses[0] - 0.2
-    moved = changed(tide, run / "export")
-    assert len([name for name in moved if "_proj" in name]) == 2 * 7
-    assert not [name for name in moved if "embed" in name or "layernorm" in name]
-    old, new = (
-        TideForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (tide, run / "export")
-    )
-    for layer, other in zip(old.model.layers, new.model.layers, strict=True):
-        difference = other.mlp.up_proj.weight - layer.mlp.up_proj.weight
-        assert torch.linalg.matrix_rank(difference, rtol=1e-3) == 4
-    ids = torch.tensor([[1, 2, 3, 4]])
-    assert torch.equal(open_subject(str(run), step=20).model(ids).logits, new(ids).logits)
-    assert not torch.equal(open_subject(str(run), step=10).model(ids).logits, new(ids).logits)
-
-
-@pytest.mark.parametrize("parts", ["all", "memory", "lora"])
+@pytest.mark.parametrize("parts", ["all", "memory"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_without_its_start(prepared, tide, tmp_path, parts):
     start = tmp_path / "start"
     shutil.copytree(tide, start)
@@ -167,10 +147,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits_without_its_start(prepa
 def test_a_dry_run_counts_what_learns(prepared, tide):
     costs = {
         parts: dry_run(config_of(prepared, tide, f"train.parts={parts}"))["bytes"]
-        for parts in ("all", "memory", "lora")
+        for parts in ("all", "memory")
     }
-    assert costs["memory"]["weights"] == costs["all"]["weights"] < costs["lora"]["weights"]
-    assert costs["memory"]["gradients"] < costs["lora"]["gradients"] < costs["all"]["gradients"]
+    assert costs["memory"]["weights"] == costs["all"]["weights"]
+    assert costs["memory"]["gradients"] < costs["all"]["gradients"]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +158,6 @@ def test_a_dry_run_counts_what_learns(prepared, tide):
     [
         (["model.memory_values=true"], r"model\.memory_values is that of"),
         (["model.preset=tide-8e-1b"], r"model\.preset is that of"),
-        (["train.lora_rank=0"], "train.lora_rank is 0"),
         (["train.parts=some"], "train.parts is 'some'"),
         (["train.parts=memory", "train.record_gradients=true"], "'memory'.*record_gradients.*off"),
     ],
@@ -193,11 +172,8 @@ def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
         Trainer(config_of(prepared, llama, "train.parts=memory"), tmp_path / "run", lambda line: None)
     with pytest.raises(ValueError, match=r"config.*nowhere"):
         config_of(prepared, tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"train\.parts is 'lora'.*--from"):
-        RunConfig.load(None, settings_of(prepared, "train.parts=lora"))
-    too_high = config_of(prepared, tide, "train.parts=lora", "train.lora_rank=500")
-    with pytest.raises(ValueError, match=r"train\.lora_rank is 500.*lower"):
-        Trainer(too_high, tmp_path / "run", lambda line: None)
+    with pytest.raises(ValueError, match=r"train\.parts is 'memory'.*--from"):
+        RunConfig.load(None, settings_of(prepared, "train.parts=memory"))
     with pytest.raises(ValueError, match=r"128.*64.*lower"):
         Trainer(config_of(prepared, llama, "data.sequence=128"), tmp_path / "run", lambda line: None)
     other = tmp_path / "other"
@@ -231,7 +207,7 @@ def test_the_tokenizer_of_the_data_is_taken_where_there_is_no_other(prepared, ti
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("parts", ["all", "memory", "lora"])
+@pytest.mark.parametrize("parts", ["all", "memory"])
 def test_two_processes_start_from_the_same_weights(prepared, tide, tmp_path, parts):
     """And end where one does, but for rounding."""
     more = [f"train.parts={parts}", "train.steps=4", "train.checkpoint_every=2"]

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from tide_lm.run_config import RunConfig
+from tide_lm.run.settings import RunConfig
 from tide_lm.train.trainer import Trainer
 
 STEPS = 60  # many rows are missed for more than half of them
@@ -30,8 +30,8 @@ def settings(prepared):
     ]
 
 
-def _losses(settings, run, steps, *more: str) -> tuple[list[float], Trainer]:
-    trainer = Trainer(RunConfig.load(None, [*settings, *more]), run, print)
+def _losses(settings, run, steps, *more: str, row_lazy=True) -> tuple[list[float], Trainer]:
+    trainer = Trainer(RunConfig.load(None, [*settings, *more]), run, print, row_lazy=row_lazy)
     losses = []
     for _ in range(steps):
         losses.append(trainer._train_step()["loss"])
@@ -42,7 +42,7 @@ def _losses(settings, run, steps, *more: str) -> tuple[list[float], Trainer]:
 
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_path, steps):
-    dense, reference = _losses(settings, tmp_path / "run", steps, "optim.table_update=dense")
+    dense, reference = _losses(settings, tmp_path / "run", steps, row_lazy=False)
     lazy, trainer = _losses(settings, tmp_path / "run", steps)
     assert lazy == pytest.approx(dense, abs=1e-4)
     assert min(dense) < dense[0] - 0.5
@@ -77,7 +77,7 @@ def test_micro_batches_add_up_to_the_whole_batch(settings, tmp_path):
 
 def test_rows_that_the_data_never_use_decay_as_dense_ones(settings, tmp_path):
     others = "optim.weight_decay=0.4"  # of all that is no table
-    _, reference = _losses(settings, tmp_path / "run", 30, others, "optim.table_update=dense")
+    _, reference = _losses(settings, tmp_path / "run", 30, others, row_lazy=False)
     _, trainer = _losses(settings, tmp_path / "run", 30, others)
     unused, expected = (t.model.model.memory.weight[310:] for t in (trainer, reference))
     assert torch.equal(unused, expected)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from tide_lm import estimate
-from tide_lm.config import ModelConfig
-from tide_lm.presets import PAPER_BLOCKS
+from tide_lm.spec import estimate
+from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.presets import PAPER_BLOCKS
 
 
 def footprint(model: ModelConfig) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide_lm import checkpoint
 from tide_lm.analysis.by_bin import decile_means, group_spread
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory, TideForCausalLM
-from tide_lm.runs import RunDirectory
+from tide_lm.run import checkpoint
+from tide_lm.run.directory import RunDirectory
 
 
 def norms(subject: Subject, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:

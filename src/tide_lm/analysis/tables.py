@@ -14,7 +14,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import COMMON, RARE
 from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
-from tide_lm.stored_memory import StoredMemory
+from tide_lm.model.stored import StoredMemory
 
 CHUNK = 2**19  # numbers that are looked at together: those that a CPU's cache holds
 LARGE_CHUNK = 2**26  # on other devices

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from tide_lm import estimate
 from tide_lm.data.frequency import BINS, GROUPS, FrequencyBins
+from tide_lm.spec import estimate
 
 
 def updates(bins: FrequencyBins, tokens: float, batch: int, sequence: int) -> dict[str, Any]:

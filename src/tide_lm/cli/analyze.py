@@ -25,7 +25,7 @@ from tide_lm.cli.texts import (
     refuse_others,
     tell_reads,
 )
-from tide_lm.runs import results_folder
+from tide_lm.run.directory import results_folder
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.subject import Subject
@@ -188,7 +188,7 @@ def _look(what: What, subject: "Subject", options: Options, tell: Callable[[str]
             from transformers import LlamaConfig
 
             from tide_lm.analysis.footprint import footprint
-            from tide_lm.config import ModelConfig
+            from tide_lm.spec.config import ModelConfig
 
             if not isinstance(subject.config, LlamaConfig):
                 raise ValueError(f"{subject.name} is no Llama, and only that architecture is counted")

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
-from tide_lm.config import Place
+from tide_lm.run import files
+from tide_lm.run.provenance import provenance
+from tide_lm.spec.config import Place
 
 app = typer.Typer(help="Time what this machine does, on made-up data.", no_args_is_help=True)
 
@@ -40,7 +41,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Tokens a second, MFU, peak memory and the parts of a training step."""
-    from tide_lm.train.benchmark import measure, shape_of
+    from tide_lm.bench.train import measure, shape_of
 
     try:
         wanted = models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]
@@ -54,7 +55,7 @@ def train(
         for plain in (False, True) if peers and ":" not in model else (False,):
             with working(f"Timing {model}{', plain' if plain else ''}"):
                 found.append(measure(model, batch, sequence, steps, plain))
-    result = {"runs": found, "provenance": runs.provenance()}
+    result = {"runs": found, "provenance": provenance()}
     _write(out, result)
     if as_json:
         print_json(result)
@@ -105,8 +106,8 @@ def decode(
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds a token, beside what reading the weights once takes, first token and memory."""
-    from tide_lm import presets
-    from tide_lm.serve.benchmark import bandwidth, measure, measure_store
+    from tide_lm.bench.decode import bandwidth, measure, measure_store
+    from tide_lm.spec import presets
 
     wanted = models or ["base-1b", "tide-8e-1b", "tide-24e-1b"]
     try:
@@ -154,7 +155,7 @@ def decode(
         "floor_ms": found[0]["floor_ms"],
         "bandwidth_tb_s": read / 1e12,
         "runs": found,
-        "provenance": runs.provenance(),
+        "provenance": provenance(),
     }
     if forced is not None:
         with working(f"Forcing tokens through {wanted[-1]}"):
@@ -243,8 +244,8 @@ def store(
     as_json: AsJson = False,
 ) -> None:
     """Rows from a cold store, beside a memory map and fio, and generation from a warm one, on the CPU."""
-    from tide_lm import presets
-    from tide_lm.compress.benchmark import decode_speed, random_store, read_speed
+    from tide_lm.bench.store import decode_speed, random_store, read_speed
+    from tide_lm.spec import presets
     from tide_lm.store.codec import RowCodec
 
     try:
@@ -272,7 +273,7 @@ def store(
         "padding": header.padding,
         "read": read,
         "decode": generated,
-        "provenance": runs.provenance(),
+        "provenance": provenance(),
     }
     _write(out, result)
     if as_json:
@@ -301,7 +302,7 @@ def _check(out: Path | None) -> None:
 
 def _write(out: Path | None, result: dict[str, Any]) -> None:
     if out is not None:
-        runs.write_atomically(out, json.dumps(result, indent=2) + "\n")
+        files.write_atomically(out, json.dumps(result, indent=2) + "\n")
 
 
 def _model(run: dict[str, Any]) -> tuple[str, str]:

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Batch, Counts, Reading, Run, Stride, TextField, Texts, Window, named_texts
+from tide_lm.run.directory import results_folder
 
 
 def command(
@@ -46,7 +46,7 @@ def on_forms(
     if unknown := [name for name in names or () if name not in known]:
         raise typer.BadParameter(f"--form {unknown[0]!r} is none of {', '.join(map(repr, known))}")
     subject = open_subject(model, counts=counts, run=run)
-    runs.results_folder(subject.run)
+    results_folder(subject.run)
     forms = [known[name] for name in names or known]
     if subject.frequencies is None:
         if lost := [str(form) for form in forms if names and form.weighted]:

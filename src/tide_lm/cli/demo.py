@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import training_progress, working
-from tide_lm.run_config import RunConfig
+from tide_lm.run import files
+from tide_lm.run.directory import RunDirectory, results_folder, write_result
+from tide_lm.run.settings import RunConfig
 
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
 COMPRESSED = [
@@ -39,15 +40,15 @@ def command(
     started = time.monotonic()
     if (run / "config.json").exists():
         raise ValueError(f"{run} holds a run of tide-lm train: choose another --run")
-    runs.results_folder(run)
-    with runs.locked(run / "lock", f"{run} is in use by another demo: wait for it, or choose another --run"):
+    results_folder(run)
+    with files.locked(run / "lock", f"{run} is in use by another demo: wait for it, or choose another --run"):
         data = _prepare(run / "data")
         result: dict[str, Any] = {"steps": steps}
         for kind, preset in PRESETS.items():
             result[kind] = _train(preset, data, run / kind, steps)
         result["null_bank_by_decile"] = _look_into(run)
     result["seconds"] = round(time.monotonic() - started, 1)
-    path = runs.write_result(run, "demo", result, seed=0)
+    path = write_result(run, "demo", result, seed=0)
     if as_json:
         print_json(result)
     else:
@@ -97,7 +98,7 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
     from tide_lm.train.trainer import Trainer
 
     config = settings(preset, data, steps)
-    before = runs.RunDirectory(run).read_config()
+    before = RunDirectory(run).read_config()
     if run.exists() and (before or {}).get("data", {}).get("path") != config.data.path:
         raise ValueError(f"{run} is not of the demo: move it, or choose another --run")
     shutil.rmtree(run, ignore_errors=True)

@@ -10,7 +10,7 @@ import typer
 
 from tide_lm import __version__
 from tide_lm.cli.output import AsJson, print_json, print_table
-from tide_lm.runs import cpu_name, installed_version
+from tide_lm.run.provenance import cpu_name, installed_version
 
 REQUIRED = {
     "torch": "2.11",

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import estimate, presets
 from tide_lm.cli.output import AsJson, print_json, print_table
-from tide_lm.config import ModelConfig
+from tide_lm.spec import estimate, presets
+from tide_lm.spec.config import ModelConfig
 
 
 def command(

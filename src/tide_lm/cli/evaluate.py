@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import (
@@ -23,7 +22,9 @@ from tide_lm.cli.texts import (
     refuse_others,
     tell_reads,
 )
-from tide_lm.config import Residence
+from tide_lm.run.directory import RunDirectory, results_folder, write_result
+from tide_lm.run.provenance import provenance
+from tide_lm.spec.config import Residence
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.subject import Subject
@@ -111,7 +112,7 @@ def _on_benchmarks(
     from tide_lm.evaluate.subject import open_subject
 
     subject = open_subject(model, run=run, memory=memory)
-    runs.results_folder(subject.run)
+    results_folder(subject.run)
     found = benchmarks.run(subject.model, subject.tokenizer, source, names, batch=batch, limit=limit)
     result = {"model": subject.name, **found}
     _wrote(subject.write("benchmarks", result))
@@ -161,13 +162,13 @@ def on_texts(
     from tide_lm.evaluate.subject import open_subject
 
     subject = open_subject(model, counts=counts, run=run, memory=memory)
-    runs.results_folder(subject.run)
+    results_folder(subject.run)
     if subject.frequencies is None and subject.data is not None:
         where = subject.data.absolute()
         typer.echo(f"no loss by decile: the run's data are not at {where}; give --counts", err=True)
     earlier = _earlier_texts(subject)
     found = _evaluate(subject, reading)
-    made = {name: {**text, "provenance": runs.provenance()} for name, text in found.items()}
+    made = {name: {**text, "provenance": provenance()} for name, text in found.items()}
     _wrote(subject.write("perplexity", {"texts": earlier | made}))
     tell_reads(subject)
     return {"texts": found}
@@ -205,14 +206,14 @@ def _earlier_texts(subject: "Subject") -> dict[str, Any]:
 
 def over_checkpoints(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
     """Evaluates each checkpoint, and writes results/checkpoints.json."""
-    from tide_lm import checkpoint
     from tide_lm.evaluate.subject import open_subject, owning_run
+    from tide_lm.run import checkpoint
 
     owner, _ = owning_run(model)
-    folder = runs.RunDirectory(owner or Path(model)).checkpoints
+    folder = RunDirectory(owner or Path(model)).checkpoints
     if owner is None or not (steps := checkpoint.steps(folder)):
         raise ValueError(f"{model} has no checkpoints: give the directory of a run")
-    runs.results_folder(run or owner)
+    results_folder(run or owner)
     points, found = [], {}
     for step in steps:
         typer.echo(f"step {step:,} ...", err=True)
@@ -231,7 +232,7 @@ def over_checkpoints(model: str, run: Path | None, counts: Path | None, reading:
         for name, text in found.items()
     }
     result = {"points": points, "texts": how}
-    _wrote(runs.write_result(run or owner, "checkpoints", {"subject": {"model": model}, **result}))
+    _wrote(write_result(run or owner, "checkpoints", {"subject": {"model": model}, **result}))
     return result
 
 

@@ -9,7 +9,7 @@ from tide_lm.cli.demo import both_runs
 from tide_lm.cli.listening import LOOPBACK, check_free
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Counts, Memory
-from tide_lm.runs import check_exists
+from tide_lm.run.directory import check_exists
 
 
 def command(

@@ -39,6 +39,6 @@ def print_table(
 def let_first_speak() -> None:
     """Before an error that all processes of torchrun may have met."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from tide_lm import ranks
+        from tide_lm.run import process_group
 
-        ranks.let_first_speak()
+        process_group.let_first_speak()

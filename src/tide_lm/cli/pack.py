@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Counts, refuse_others
-from tide_lm.config import Place, Residence
+from tide_lm.run import files
+from tide_lm.spec.config import Place, Residence
 
 
 def command(
@@ -64,7 +64,7 @@ def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, A
         chosen = Form(*form)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    runs.check_free(out)
+    files.check_free(out)
     subject = open_subject(model, counts=counts)
     if chosen.weighted and subject.frequencies is None:
         raise typer.BadParameter("--weighted needs to know how frequent tokens are: give --counts")

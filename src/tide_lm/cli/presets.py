@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import presets
 from tide_lm.cli.output import AsJson, print_json, print_table
-from tide_lm.estimate import count_parameters
+from tide_lm.spec import presets
+from tide_lm.spec.estimate import count_parameters
 
 
 def command(

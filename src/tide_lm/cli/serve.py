@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.listening import check_free
-from tide_lm.config import ModelConfig
+from tide_lm.run.directory import check_exists, exported
+from tide_lm.spec.config import ModelConfig
 
 
 def command(
@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers."""
     where = ["--host", host, "--port", str(port), *(more or ())]
-    folder = runs.exported(model)
+    folder = exported(model)
     if importlib.util.find_spec("vllm"):
         server, call = "vLLM", ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, *where]
     elif all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
@@ -33,7 +33,7 @@ def command(
         raise ValueError(
             "there is no server here: pip install 'tide-lm[serve]', for transformers' own, or vllm"
         )
-    runs.check_exists(model)
+    check_exists(model)
     if Path(folder).exists():
         ModelConfig.from_folder(Path(folder))
     check_free(host, port)

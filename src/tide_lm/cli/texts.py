@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tide_lm.config import Residence
+from tide_lm.spec.config import Residence
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.perplexity import Windows

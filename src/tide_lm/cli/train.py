@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, let_first_speak, print_json, print_table
 from tide_lm.cli.progress import training_progress
-from tide_lm.run_config import RunConfig, flat
+from tide_lm.run.directory import RunDirectory, exported
+from tide_lm.run.settings import RunConfig, flat
 
 
 def command(
@@ -34,11 +34,11 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Train a base or a TIDE model on prepared data; resumable to the bit."""
-    folder = runs.RunDirectory(run)
+    folder = RunDirectory(run)
     before = folder.read_config() if resume else None
     try:
         if start is not None:
-            settings = [*(settings or ()), f"model.start={json.dumps(runs.exported(str(start)))}"]
+            settings = [*(settings or ()), f"model.start={json.dumps(exported(str(start)))}"]
         if resume and before is None and config is None and not settings:
             if folder.checkpoints.exists():
                 raise ValueError(f"{run} has checkpoints and no config.json: give its settings again")
@@ -47,12 +47,12 @@ def command(
     except ValueError as error:
         let_first_speak()
         raise typer.BadParameter(str(error)) from None
-    from tide_lm import ranks
+    from tide_lm.run import process_group
 
     if dry_run:
         from tide_lm.train.dry_run import dry_run as try_out
 
-        rank, count = ranks.started()
+        rank, count = process_group.started()
         if rank == 0:
             result = try_out(chosen, count)
             print_json(result) if as_json else _print_dry_run(result)
@@ -60,17 +60,17 @@ def command(
 
     from tide_lm.train.trainer import Trainer
 
-    with ranks.joined():
-        with training_progress(chosen.train.steps, shown=ranks.is_first()) as (tell, advance):
+    with process_group.joined():
+        with training_progress(chosen.train.steps, shown=process_group.is_first()) as (tell, advance):
             trainer = Trainer(chosen, run, tell, advance, resume, allow_changes)
             validation = trainer.train()
-        if as_json and ranks.is_first():
+        if as_json and process_group.is_first():
             print_json(validation)
-        elif validation and ranks.is_first():
+        elif validation and process_group.is_first():
             typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
     stopped = trainer.stopped_by and trainer.step < chosen.train.steps
     status = 128 + trainer.stopped_by if stopped else 0  # as a shell says it
-    ranks.leave(status)
+    process_group.leave(status)
     raise typer.Exit(status)
 
 

@@ -2,22 +2,16 @@
 
 import math
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tide_lm import runs
 from tide_lm.cli.output import AsJson, print_json
 from tide_lm.cli.progress import tidy_end, writing_progress
 from tide_lm.cli.texts import refuse_others
-
-
-class Tables(StrEnum):
-    noise = "noise"
-    copies = "copies"
-    rotated = "rotated"
+from tide_lm.run import files
+from tide_lm.run.directory import check_exists, exported
 
 
 def command(
@@ -27,10 +21,6 @@ def command(
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
     memory_blocks: Annotated[int, typer.Option("--memory-blocks", "-k", min=1, help="Blocks K.")] = 8,
-    tables: Annotated[
-        Tables,
-        typer.Option("--tables", help="How rows begin: noise, copies of the embedding with it, or rotated."),
-    ] = Tables.noise,
     memory_values: Annotated[
         bool,
         typer.Option("--memory-values/--no-memory-values", help="Rows in attention's values too."),
@@ -59,11 +49,11 @@ def command(
         raise typer.BadParameter(
             f"--memory-value-scale is {memory_value_scale}: give a number above 0, or --no-memory-values"
         )
-    runs.check_free(out)
-    runs.check_exists(model)
+    files.check_free(out)
+    check_exists(model)
     from tide_lm.interop import upcycle
 
-    source = upcycle.open_source(runs.exported(model))
+    source = upcycle.open_source(exported(model))
     with tidy_end(), writing_progress() as begin:
         if strip:
             written = upcycle.strip(source, out, anyway, begin)
@@ -74,7 +64,7 @@ def command(
                 "memory_value_scale": memory_value_scale,
                 "memory_own_block": memory_own_block,
             }
-            written = upcycle.upcycle(source, out, memory, tables.value, seed, begin)
+            written = upcycle.upcycle(source, out, memory, seed, begin)
     if as_json:
         print_json({"folder": str(out), **asdict(written)})
         return

@@ -10,7 +10,7 @@ import torch
 from tide_lm.compress.encode import Directions, Encoder, Form
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
 from tide_lm.evaluate.subject import Subject
-from tide_lm.stored_memory import StoredMemory
+from tide_lm.model.stored import StoredMemory
 
 _SHARES, _POWERS = (0.9, 0.7, 0.5, 0.3, 0.1), (0.5, 1.0)
 FORMS = (

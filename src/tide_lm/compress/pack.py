@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from tide_lm import runs
 from tide_lm.compress.encode import Encoder, Form
 from tide_lm.model import TideForCausalLM
+from tide_lm.model.stored import StoredMemory
+from tide_lm.run import files
 from tide_lm.store.format import Header, StoreError, write_store
 from tide_lm.store.reader import StoreFile
-from tide_lm.stored_memory import StoredMemory
 
 STORE = "memory.tide"
 _TABLES = "model.memory."
@@ -48,7 +48,7 @@ def pack(
     """
     if model.model.tables is None:
         raise ValueError("a base model (num_memory_blocks=0) has no tables to pack")
-    with runs.claimed(folder, "packed"), runs.write_folder(folder) as draft:
+    with files.claimed(folder, "packed"), files.write_folder(folder) as draft:
         encoder = Encoder(model.model.tables, form, fingerprint(model), counts_V)
         rows = (some.cpu().numpy() for some in encoder.rows())
         write_store(draft / STORE, encoder.header, encoder.sections, rows)

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tide_lm import __version__, runs
+from tide_lm import __version__
 from tide_lm.data import sources
 from tide_lm.data.optional import require
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import Assemble, Encode, Finish, Work, WorkingFolder
+from tide_lm.run import files
 
 EXECUTORS = {
     "local": "LocalPipelineExecutor",
@@ -71,7 +72,7 @@ def prepare(
     out = Path(out).absolute()
     parts = sources.parts(_absolute(settings.source), settings.text_field)
     folder = WorkingFolder(out)
-    with runs.claimed(out, "prepared"):
+    with files.claimed(out, "prepared"):
         _start(folder, settings, parts, tasks)
         stages = {
             "encode": (Encode(folder, parts), tasks),
@@ -209,7 +210,7 @@ def _submit(
         ) from error
     finally:
         ids = [str(job.job_id) for job in jobs if job.job_id not in (None, -1)]
-        runs.write_atomically(folder.jobs, json.dumps(ids))
+        files.write_atomically(folder.jobs, json.dumps(ids))
     return Submitted(ids, folder.logs)
 
 

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from tide_lm import runs
 from tide_lm.data import sources, tokenizers
 from tide_lm.data.corpus import SPLITS, Corpus, Tally
 from tide_lm.data.encoding import Encoder, encode_in_order
 from tide_lm.data.shards import Manifest, Shard, ShardWriter, smallest_dtype
+from tide_lm.run import files
 
 Progress = Callable[[int, int], None]
 
@@ -83,7 +83,7 @@ def prepare_corpus(
 ) -> Manifest:
     """`prepare` for documents that have a split; a tokenizer is trained on the parts `training`."""
     out = out.absolute()
-    with runs.claimed(out, "prepared"), runs.write_folder(out) as folder:
+    with files.claimed(out, "prepared"), files.write_folder(out) as folder:
         vocabulary = save_tokenizer(settings, training, folder)
         writers = {
             split: ShardWriter(folder, split, vocabulary.dtype, settings.shard_tokens) for split in SPLITS

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from tide_lm import runs
 from tide_lm.data.corpus import SPLITS, Corpus, Tally
 from tide_lm.data.prepare import Settings, Vocabulary, complete, write_tokens
 from tide_lm.data.shards import Manifest, Shard, ShardFile, is_full, stored
 from tide_lm.data.sources import Part
+from tide_lm.run import files
 
 CHUNK_TOKENS = 2**20
 _END = np.dtype("<i8")
@@ -71,7 +71,7 @@ class WorkingFolder:
         """Opens the folder to tasks, once the result has its tokenizer."""
         self._encoded.mkdir(exist_ok=True)
         self._assembled.mkdir(exist_ok=True)
-        runs.write_atomically(self._work, json.dumps(asdict(work), indent=2) + "\n")
+        files.write_atomically(self._work, json.dumps(asdict(work), indent=2) + "\n")
 
     def is_started(self) -> bool:
         return self._work.exists()
@@ -133,16 +133,16 @@ class Encode(Stage):
         corpus = Corpus(share, work.settings.validation)
         with self.folder.apart() as name:
             place = Path(name)
-            with ExitStack() as files:
+            with ExitStack() as opened:
                 writers = {
-                    split: files.enter_context(closing(StreamWriter(place, split, work.vocabulary.dtype)))
+                    split: opened.enter_context(closing(StreamWriter(place, split, work.vocabulary.dtype)))
                     for split in SPLITS
                 }
                 counts = write_tokens(corpus, self.folder.result, work.vocabulary, writers)
             np.save(place / "counts.npy", counts)
             (place / "tally.json").write_text(json.dumps(asdict(corpus.tally)))
             for path in place.iterdir():
-                runs.sync(path)
+                files.sync(path)
             try:
                 place.rename(done)
             except OSError:
@@ -192,7 +192,7 @@ class Assemble(Stage):
                 for shard in shards[split]:
                     (place / shard.file).replace(self.folder.result / shard.file)
         record = {split: [asdict(shard) for shard in made] for split, made in shards.items()}
-        runs.write_atomically(done, json.dumps(record))
+        files.write_atomically(done, json.dumps(record))
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ class Finish(Stage):
     def __call__(self, data: Any, rank: int, world_size: int) -> None:
         if self.folder.result.exists():
             self._complete(self.folder.read())
-            runs.check_free(self.folder.out)
-            runs.publish(self.folder.result, self.folder.out)
+            files.check_free(self.folder.out)
+            files.publish(self.folder.result, self.folder.out)
         self.folder.clear()
 
     def _complete(self, work: Work) -> Manifest:

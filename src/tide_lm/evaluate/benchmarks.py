@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.data.optional import require
-from tide_lm.runs import installed_version
+from tide_lm.run.provenance import installed_version
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -19,15 +19,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tide_lm import checkpoint, runs
-from tide_lm.config import Place, Residence
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
-from tide_lm.interop import low_rank
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.pretrained import check_place, store_path
-from tide_lm.runs import RunDirectory, write_result
+from tide_lm.model.pretrained import check_place, store_path
+from tide_lm.run import checkpoint
+from tide_lm.run.directory import RunDirectory, check_exists, write_result
+from tide_lm.run.settings import RunConfig
+from tide_lm.spec.config import Place, Residence
 from tide_lm.store.format import StoreError
 from tide_lm.store.reader import StoreFile
 
@@ -126,7 +126,7 @@ def open_subject(
     if owner is None:
         if step is not None:
             raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
-        runs.check_exists(model)
+        check_exists(model)
         config, tokenizer = _open_folder(model)
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = _frequencies(counts, tokenizer, config) or _stored_frequencies(model, tokenizer, config)
@@ -152,7 +152,8 @@ def open_subject(
         state = checkpoint.read_state(path)
         config = TideConfig.from_dict(state["model"])
         tokenizer = tokenizers.load(str(_prepared(data) / "tokenizer"))
-        load = partial(_load_checkpoint, path, config, state["config"]["train"])
+        RunConfig.from_saved(state["config"])  # names what this version cannot open
+        load = partial(_load_checkpoint, path, config)
     if counts is None and data.exists():
         counts = data
     return Subject(
@@ -268,15 +269,12 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
     return path
 
 
-def _load_checkpoint(path: Path, config: TideConfig, settings: dict[str, Any]) -> PreTrainedModel:
+def _load_checkpoint(path: Path, config: TideConfig) -> PreTrainedModel:
     with torch.device("meta"):
         model = TideForCausalLM(config)
-        if settings.get("parts") == "lora":
-            low_rank.add(model, settings["lora_rank"])
     model.to_empty(device="cpu")
     model.tie_weights()
     checkpoint.load(path, {f"model.{name}": value.data for name, value in model.named_parameters()})
-    low_rank.merge(model)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not saved
     return model
 

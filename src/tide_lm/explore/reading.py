@@ -18,7 +18,8 @@ from tide_lm.analysis.collapse import watching
 from tide_lm.data import tokenizers
 from tide_lm.evaluate.perplexity import check_ids, token_losses
 from tide_lm.evaluate.subject import Subject
-from tide_lm.model import MemoryGate, TideForCausalLM
+from tide_lm.model import TideForCausalLM
+from tide_lm.model.gate import MemoryGate
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
 
 LIMIT = 4096  # tokens that are read of a text

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +24,14 @@ from huggingface_hub import snapshot_download, split_state_dict_into_shards_fact
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tide_lm import runs, streamed_tensors
-from tide_lm.model import TideForCausalLM
-from tide_lm.model_card import titled
-from tide_lm.pretrained import OF_MEMORY, TideConfig, draw_table
-from tide_lm.seeded_init import normal
-from tide_lm.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
+from tide_lm.model import TideForCausalLM, streamed_tensors
+from tide_lm.model.config import TideConfig
+from tide_lm.model.initialisation import draw_table, normal
+from tide_lm.model.pretrained import OF_MEMORY
+from tide_lm.model.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
+from tide_lm.run import files
+from tide_lm.run.model_card import titled
 
-Start = Literal["noise", "copies", "rotated"]
-_NOISE = 0.5  # of copies, in units of a row's own size
 _AT_ONCE = 1 << 22  # numbers of a table
 _SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
 _BESIDE = re.compile(  # what belongs to a model besides its weights
@@ -100,7 +99,6 @@ def upcycle(
     source: Source,
     out: Path,
     memory: Mapping[str, Any],
-    start: Start,
     seed: int,
     begin: Begin,
 ) -> Written:
@@ -122,11 +120,11 @@ def upcycle(
     tensors = _checked(source, {name: shape for name, shape in shapes.items() if not OF_MEMORY.search(name)})
     embedding = tensors["model.embed_tokens.weight"]
     made = {
-        name: _made(name, shape, embedding, config, start, seed)
+        name: _made(name, shape, embedding.dtype, config, seed)
         for name, shape in shapes.items()
         if OF_MEMORY.search(name)
     }
-    return _write(source, out, tensors | made, config, begin, _card(source, config, start))
+    return _write(source, out, tensors | made, config, begin, _card(source, config))
 
 
 def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
@@ -191,62 +189,24 @@ def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     return {name: source.tensors[name] for name in shapes}
 
 
-def _made(
-    name: str, shape: tuple[int, ...], embedding: Streamed, config: TideConfig, start: Start, seed: int
-) -> Streamed:
-    """A tensor of the memory, in the type of the embedding."""
-    dtype = DTYPES[embedding.dtype]
+def _made(name: str, shape: tuple[int, ...], named_dtype: str, config: TideConfig, seed: int) -> Streamed:
+    """A tensor of the memory: tables and routers are drawn, and gains are 0."""
+    dtype = DTYPES[named_dtype]
 
     def pieces() -> Iterator[memoryview]:
         if name == "model.memory.weight":
-            for rows_UKD in _tables(embedding, config, start, seed):
+            at_once = max(1, _AT_ONCE // math.prod(shape[1:]))
+            for first in range(0, shape[0], at_once):
+                tokens = range(first, min(first + at_once, shape[0]))
+                rows_UKD = torch.empty(len(tokens), *shape[1:])
+                draw_table(rows_UKD, tokens, seed, config.initializer_range)
                 yield _bytes(rows_UKD.to(dtype))
         elif name == "model.memory.norm.weight":
             yield _bytes(torch.zeros(shape, dtype=dtype))
         else:
             yield _bytes((torch.from_numpy(normal(seed, name, shape)) * config.initializer_range).to(dtype))
 
-    return Streamed(embedding.dtype, shape, pieces)
-
-
-def _tables(embedding: Streamed, config: TideConfig, start: Start, seed: int) -> Iterator[torch.Tensor]:
-    """Rows of some tokens after the other, in float32; where an embedding is 0 they are noise."""
-    K, D = config.num_memory_blocks, config.hidden_size
-    turns_KDD = torch.stack([_rotation(D, seed, block) for block in range(K)]) if start == "rotated" else None
-    first = 0
-    for embedded_UD in _rows(embedding, max(1, _AT_ONCE // (K * D))):
-        rows_UKD = torch.empty(len(embedded_UD), K, D)
-        draw_table(rows_UKD, range(first, first + len(rows_UKD)), seed, config.initializer_range)
-        first += len(rows_UKD)
-        empty_U = ~embedded_UD.any(-1)
-        if start == "copies":
-            size_U11 = embedded_UD.pow(2).mean(-1).sqrt()[:, None, None]
-            mixed_UKD = embedded_UD[:, None] + _NOISE * size_U11 / config.initializer_range * rows_UKD
-        elif turns_KDD is not None:
-            mixed_UKD = torch.einsum("ud,kde->uke", embedded_UD, turns_KDD)
-        else:
-            mixed_UKD = rows_UKD
-        mixed_UKD[empty_U] = rows_UKD[empty_U]
-        yield mixed_UKD
-
-
-def _rotation(dim: int, seed: int, block: int) -> torch.Tensor:
-    drawn = torch.from_numpy(normal(seed, f"rotation.{block}", (dim, dim)))
-    orthogonal, upper = torch.linalg.qr(drawn)
-    return orthogonal * upper.diagonal().sign()
-
-
-def _rows(table: Streamed, at_once: int) -> Iterator[torch.Tensor]:
-    """Of a table that is read, at most so many at a time and in float32."""
-    width = table.shape[1] * DTYPES[table.dtype].itemsize
-    left = bytearray()
-    for piece in table.pieces():
-        left += piece
-        whole = len(left) // width * width
-        rows = torch.frombuffer(left[:whole], dtype=DTYPES[table.dtype]).view(-1, table.shape[1])
-        del left[:whole]
-        for some in rows.split(at_once):
-            yield some.float()
+    return Streamed(named_dtype, shape, pieces)
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
@@ -267,7 +227,7 @@ def _write(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=_SHARD,
     )
-    with runs.claimed(out, "upcycled"), runs.write_folder(out) as draft:
+    with files.claimed(out, "upcycled"), files.write_folder(out) as draft:
         advance = begin(split.metadata["total_size"])
         for file, names in split.filename_to_tensors.items():
             streamed_tensors.write(draft / file, {name: tensors[name] for name in names}, advance)
@@ -284,12 +244,12 @@ def _write(
     return Written(sum(sizes.values()), sizes.get("model.memory.weight", 0))
 
 
-def _card(source: Source, config: TideConfig, start: Start) -> str:
+def _card(source: Source, config: TideConfig) -> str:
     here = Path(source.name).is_dir()
     name = Path(source.name).resolve().name if here else source.name
     told = (
         f"`{name}` as a TIDE model, made with `tide-lm upcycle`. It computes what `{name}` does, to the bit: "
-        f"the gains of its memory are 0, and its tables ({start}) have not been trained. Train it with "
+        f"the gains of its memory are 0, and its tables have not been trained. Train it with "
         "`tide-lm train --from`."
     )
     title = f"{name} with {config.num_memory_blocks} memory blocks"

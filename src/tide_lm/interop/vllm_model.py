@@ -20,10 +20,11 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.sequence import IntermediateTensors
 
 from tide_lm import ops
-from tide_lm.config import Place, Residence
-from tide_lm.model import MemoryNorm
-from tide_lm.pretrained import OF_MEMORY, TideConfig, check_place, store_path
-from tide_lm.stored_memory import StoredMemory
+from tide_lm.model.config import TideConfig
+from tide_lm.model.pretrained import OF_MEMORY, check_place, store_path
+from tide_lm.model.stored import StoredMemory
+from tide_lm.model.tide import MemoryNorm
+from tide_lm.spec.config import Place, Residence
 
 _OPTIONS = ("tide_memory", "tide_memory_cache_bytes")
 _OP = "tide_lm::vllm_rows"
@@ -81,7 +82,7 @@ class Memory(nn.Module):
 def _rows(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None:
     """Packed rows, which the host may have to look up: outside of all graphs."""
     stored = get_forward_context().no_compile_layers[memory].stored
-    rows_UKD, index_N = stored(ids_N, rows_NKD.dtype)
+    rows_UKD, index_N, _ = stored(ids_N, rows_NKD.dtype)
     rows_NKD.copy_(rows_UKD if index_N is None else rows_UKD[index_N])
 
 
@@ -101,7 +102,7 @@ def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
 
 
 class TideAttention(llama.LlamaAttention):
-    """With a row of the token in its values, gated for each head (see model.MemoryAttention)."""
+    """With a row of the token in its values, gated for each head (see model/values.py)."""
 
     def __init__(self, config: TideConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -129,7 +130,7 @@ class TideAttention(llama.LlamaAttention):
 
 
 class MemoryGate(nn.Module):
-    """What was mixed, through a gate, a matrix and a norm (see model.MemoryGate)."""
+    """What was mixed, through a gate, a matrix and a norm (see model/gate.py)."""
 
     def __init__(self, config: TideConfig) -> None:
         super().__init__()

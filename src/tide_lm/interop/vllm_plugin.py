@@ -13,7 +13,7 @@ def register() -> None:
     from vllm import ModelRegistry
 
     try:
-        from tide_lm.pretrained import TideConfig
+        from tide_lm.model.config import TideConfig
     except ImportError as error:
         _LOG.warning("tide-lm is left out: %s", error)
         return

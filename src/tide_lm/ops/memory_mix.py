@@ -4,25 +4,13 @@ Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from tide_lm.ops.kernels import use_triton
-
-# What takes the gradient of the output, what takes alpha, and the order in which positions are mixed.
-Sink = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Sinks:
-    """A sink for each layer's mix, and one for the row in its values; not a tuple, so that what walks through
-    the tensors that a layer is given, as FSDP does, leaves the sinks of other layers alone."""
-
-    mix: tuple[Sink, ...]
-    values: tuple[torch.Tensor, ...] = ()
+from tide_lm.ops.sinks import Sink
 
 
 def memory_mix(

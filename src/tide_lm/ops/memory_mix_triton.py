@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tide_lm.ops.memory_rows import RowIndex
+from tide_lm.ops.row_index import RowIndex
 from tide_lm.ops.transfer import upload
 
 FEW = 1024  # positions: fewer do not occupy a GPU

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tide_lm.ops.row_adamw import History, RowTable
+from tide_lm.ops.row_table import History, RowTable
 
 BLOCK = 1024
 

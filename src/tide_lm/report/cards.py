@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tide_lm.model_card import model_card
 from tide_lm.report.results import DamagedError, MissingError, Run, open_runs
-from tide_lm.runs import RunDirectory, write_atomically
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.files import write_atomically
+from tide_lm.run.model_card import model_card
 
 RESULTS = ("validation", "perplexity", "benchmarks")
 

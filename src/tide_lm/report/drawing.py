@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tide_lm.report.figure import Figure, Panel, Runs
 from tide_lm.report.results import Run
 from tide_lm.report.wording import count, quantity, short
-from tide_lm.runs import write_atomically
+from tide_lm.run.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from tide_lm.report.drawing import inline_svg
 from tide_lm.report.figure import Figure, Runs
 from tide_lm.report.results import DamagedError, Run, open_runs
 from tide_lm.report.wording import NOT_MEASURED, difference
-from tide_lm.runs import write_atomically
+from tide_lm.run.files import write_atomically
 
 Damage = dict[str, list[Figure]]  # by what is wrong, the figures that it is left out of
 

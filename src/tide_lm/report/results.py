@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tide_lm import estimate
-from tide_lm.run_config import RunConfig
-from tide_lm.runs import RunDirectory
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.settings import RunConfig
+from tide_lm.spec import estimate
 
 # How each result is made.
 MAKERS = {
@@ -104,7 +104,7 @@ class Run:
         directory = RunDirectory(self.path)
         values = directory.read_config()
         try:
-            return None if values is None else RunConfig.from_dict(values)
+            return None if values is None else RunConfig.from_saved(values)
         except ValueError as error:
             raise ValueError(
                 f"{directory.config} holds no settings of a run ({error}): give a run directory; the results "

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from tide_lm.model.stored import StoredMemory
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.stacking import JointProducts, why_apart
-from tide_lm.stored_memory import StoredMemory
 
 _SHORTEST = 256  # positions that are looked at
 _COMPILED = 64  # functions of one source: each engine has its own
@@ -120,7 +120,7 @@ def _grouped_heads(config: PreTrainedConfig) -> Iterator[None]:
 
 def rows_from_host(model: PreTrainedModel, ids_B: torch.Tensor, into_BKD: torch.Tensor) -> None:
     """Rows of packed memory that is in the host's memory or in a file."""
-    rows_UKD, index_B1 = model.model.memory(ids_B[:, None], into_BKD.dtype)
+    rows_UKD, index_B1, _ = model.model.memory(ids_B[:, None], into_BKD.dtype)
     into_BKD.copy_(rows_UKD if index_B1 is None else rows_UKD[index_B1.flatten()])
 
 

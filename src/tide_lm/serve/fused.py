@@ -8,12 +8,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tide_lm.model import EmbeddingMemory
+from tide_lm.model.stored import StoredMemory
 from tide_lm.ops.decode import DecodeKernel, DecodeShape, RowBytes
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Forward, rows_from_host
 from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.stacking import is_plain, stack_weights, why_apart
-from tide_lm.stored_memory import StoredMemory
 
 # Which turn by the position alone; dynamic ones do as far as the model knows positions.
 _ROPES = ("default", "linear", "llama3", "yarn", "dynamic")

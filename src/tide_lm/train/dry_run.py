@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tide_lm import estimate
 from tide_lm.data.loader import Loader
 from tide_lm.data.shards import Manifest
 from tide_lm.model import Memory, TideForCausalLM
-from tide_lm.run_config import RunConfig
+from tide_lm.run.settings import RunConfig
+from tide_lm.spec import estimate
 from tide_lm.train.inputs import Inputs, open_inputs
 from tide_lm.train.objective import Objective, choose_parts, model_config
 
@@ -45,17 +45,16 @@ def _bytes(
 ) -> dict[str, int]:
     """Of float32 parameters, of which each process has its share.
 
-    The backward of a first micro-batch turns activations into gradients. Of row-lazy tables no gradient is
-    held; that of a batch's rows counts with the activations.
+    The backward of a first micro-batch turns activations into gradients. No gradient of the tables is held;
+    that of a batch's rows counts with the activations.
     """
-    lazy = config.optim.table_update == "row-lazy"
     moment = getattr(torch, config.optim.table_moments).itemsize
     weights = list(_of_shapes(config, manifest).parameters())
     learning = sum(weight.numel() for weight in weights if weight.requires_grad)
     resident = learning - parameters.tables
     wholes = {
         "weights": 4 * sum(weight.numel() for weight in weights),
-        "gradients": 4 * (resident if lazy else learning),
+        "gradients": 4 * resident,
         "moments": 8 * resident + 2 * moment * parameters.tables,
     }
     shares = {name: -(-size // processes) for name, size in wholes.items()}

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from tide_lm import runs
 from tide_lm.model import TideForCausalLM
+from tide_lm.run import files
+from tide_lm.run.directory import results_folder
+from tide_lm.run.provenance import provenance
 from tide_lm.train.tables import RowLazyTables
 
 
@@ -63,9 +65,9 @@ class GradientRecorder:
 
     def write(self, run: Path, seed: int) -> None:
         """`results/gradients.safetensors`, with all that is needed to get it again in its header."""
-        header = {"provenance": json.dumps(runs.provenance(seed))}
-        path = runs.results_folder(run) / "gradients.safetensors"
-        runs.write_atomically(path, save(self.squared, header))
+        header = {"provenance": json.dumps(provenance(seed))}
+        path = results_folder(run) / "gradients.safetensors"
+        files.write_atomically(path, save(self.squared, header))
 
 
 def _squared_norms(gradient: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.loader import count_windows
 from tide_lm.data.shards import Manifest, TokenSplit
-from tide_lm.run_config import DataSection, ModelSection
+from tide_lm.run.settings import DataSection, ModelSection
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from tide_lm import runs
+from tide_lm.run import files
 
 
 class Monitor:
@@ -70,5 +70,5 @@ def _start_wandb(run: Path) -> Any:
         begun = wandb.init(project="tide-lm", name=run.name, dir=run, resume="allow", id=known)
     except wandb.Error as error:
         raise ValueError(f"train.wandb is on, and Weights & Biases does not begin: {error}") from None
-    runs.write_atomically(id_file, known)
+    files.write_atomically(id_file, known)
     return begun

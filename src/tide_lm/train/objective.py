@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from tide_lm.data.shards import Manifest
-from tide_lm.interop import low_rank
-from tide_lm.model import Memory, MemoryNorm, TideConfig, TideDecoderLayer, TideForCausalLM
+from tide_lm.model import Memory, TideConfig, TideDecoderLayer, TideForCausalLM
+from tide_lm.model.pretrained import OF_MEMORY
+from tide_lm.model.tide import MemoryNorm
 from tide_lm.ops.cross_entropy import Loss, chunked_cross_entropy
-from tide_lm.ops.memory_rows import RowIndex, normed_rows
-from tide_lm.pretrained import OF_MEMORY
-from tide_lm.run_config import RunConfig, TrainSection
+from tide_lm.ops.memory_rows import normed_rows
+from tide_lm.ops.row_index import RowIndex
+from tide_lm.run.settings import RunConfig, TrainSection
 
 
 def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
@@ -41,15 +42,13 @@ def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
 
 
 def choose_parts(model: TideForCausalLM, settings: TrainSection) -> None:
-    """Has those parameters learn that are to, low-rank changes among them if they are wanted."""
+    """Freeze every parameter outside `train.parts`."""
     if settings.parts == "all":
         return
     if model.model.tables is None:
         raise ValueError(f"train.parts is {settings.parts!r}, and the model has no memory: set it to 'all'")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(bool(OF_MEMORY.search(name)))
-    if settings.parts == "lora":
-        low_rank.add(model, settings.lora_rank)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tide_lm import ranks
-from tide_lm.run_config import OptimSection
+from tide_lm.run import process_group
+from tide_lm.run.settings import OptimSection
 from tide_lm.train.tables import RowLazyTables, StepRows
 
 
@@ -59,7 +59,7 @@ def gradient_norm(model: nn.Module, tables: RowLazyTables | None) -> torch.Tenso
         norm = norm.full_tensor()
     if tables is not None:
         rows = torch.linalg.vector_norm(tables.gradient_RKD, dtype=wide)
-        norm = (norm.square() + ranks.add_up(rows.square())).sqrt()
+        norm = (norm.square() + process_group.add_up(rows.square())).sqrt()
     return norm.float()
 
 

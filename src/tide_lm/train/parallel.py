@@ -1,6 +1,5 @@
 """A model spread over the ranks of a run: FSDP2 for the transformer, rows with an owner for the tables."""
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tide_lm import checkpoint, ranks, streamed_tensors
-from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.model import TideConfig, TideForCausalLM, streamed_tensors
+from tide_lm.run import checkpoint, process_group
 from tide_lm.train.objective import Objective
 from tide_lm.train.sharded_memory import ShardedMemory
 
@@ -29,7 +28,7 @@ def without_weights(config: TideConfig) -> TideForCausalLM:
 
 def shard(objective: Objective, device: torch.device, start: Path | None = None) -> None:
     """Spreads the parameters of a model `without_weights` over all ranks; draws them, or reads a folder's."""
-    mesh = init_device_mesh(device.type, (ranks.count(),))
+    mesh = init_device_mesh(device.type, (process_group.count(),))
     decoder = objective.model.model
     # What a layer is given is in its precision already, or has a reason not to be.
     policy = MixedPrecisionPolicy(
@@ -51,18 +50,14 @@ def shard(objective: Objective, device: torch.device, start: Path | None = None)
 
 
 def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) -> None:
-    """Fills each rank's share from a Hugging Face folder, low-rank changes aside."""
+    """Fill each rank's share from a Hugging Face folder."""
     read = {path.name for path in streamed_tensors.weight_files(folder)}
     others = {path.name for path in folder.glob("*.safetensors")} - read
     if others:  # which would be read too
         raise ValueError(f"{folder / min(others)} is beside the model's weights: move it elsewhere")
     decoder, whole = model.model, None
     decoder.rotary_emb = type(decoder.rotary_emb)(model.config).to(device)  # its buffer is in no file
-    wanted = {
-        name.replace("_proj.base.", "_proj."): parameter.detach()
-        for name, parameter in model.named_parameters()
-        if not re.search(r"_proj\.(down|up)\.", name)
-    }
+    wanted = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if isinstance(memory := decoder.memory, ShardedMemory):
         whole = wanted["model.memory.weight"] = memory.range_like(memory.weight)
     checkpoint.fill(folder, wanted)
@@ -90,7 +85,7 @@ def save_pretrained(model: TideForCausalLM, folder: Path) -> None:
     parameters = dict(model.named_parameters())
     with ExitStack() as stack:
         file = None
-        if ranks.is_first():
+        if process_group.is_first():
             model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
             model.config.save_pretrained(folder)
             model.generation_config.save_pretrained(folder)
@@ -123,4 +118,4 @@ def _pieces(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Iterator[t
         yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         return
     for ids_U in torch.arange(model.config.vocab_size).split(ROWS_AT_ONCE):
-        yield memory.read(parameter, ids_U if ranks.is_first() else ids_U[:0])
+        yield memory.read(parameter, ids_U if process_group.is_first() else ids_U[:0])

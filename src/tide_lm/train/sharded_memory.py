@@ -16,10 +16,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from tide_lm import ranks
 from tide_lm.model import EmbeddingMemory, Memory
+from tide_lm.model.config import TideConfig
 from tide_lm.ops.transfer import upload
-from tide_lm.pretrained import TideConfig
+from tide_lm.run import process_group
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Exchange:
     @classmethod
     def plan(cls, keys_U: torch.Tensor, rows_a_rank: int) -> "Exchange":
         """For keys of `ShardedMemory.keys` in ascending order, on the host."""
-        asked_by_rank = torch.bincount(keys_U // rows_a_rank, minlength=ranks.count())
+        asked_by_rank = torch.bincount(keys_U // rows_a_rank, minlength=process_group.count())
         wanted_by_rank = torch.empty_like(asked_by_rank)
         dist.all_to_all_single(wanted_by_rank, asked_by_rank)
         asked, wanted = asked_by_rank.tolist(), wanted_by_rank.tolist()
         keys_W = keys_U.new_empty(sum(wanted))
         dist.all_to_all_single(keys_W, keys_U, wanted, asked)
-        own_R, place_W = (keys_W - ranks.rank() * rows_a_rank).unique(return_inverse=True)
+        own_R, place_W = (keys_W - process_group.rank() * rows_a_rank).unique(return_inverse=True)
         return cls(own_R, asked, wanted, place_W)
 
     def to(self, device: torch.device) -> "Exchange":
@@ -66,22 +66,22 @@ class ShardedMemory(EmbeddingMemory):
     def __init__(self, config: TideConfig) -> None:
         super().__init__(config)
         self.vocabulary = config.vocab_size
-        self.rows_a_rank = -(-self.vocabulary // ranks.count())
+        self.rows_a_rank = -(-self.vocabulary // process_group.count())
         own = self.weight.new_empty(len(self.tokens), *self.weight.shape[1:])
         self.weight = nn.Parameter(own, requires_grad=False)
 
     @property
     def tokens(self) -> range:
-        return range(ranks.rank(), self.vocabulary, ranks.count())
+        return range(process_group.rank(), self.vocabulary, process_group.count())
 
     def keys(self, ids: torch.Tensor) -> torch.Tensor:
         """Numbers that sort token ids by owner, and then by their place with the owner."""
-        return ids % ranks.count() * self.rows_a_rank + ids // ranks.count()
+        return ids % process_group.count() * self.rows_a_rank + ids // process_group.count()
 
     def plan(self, keys_U: torch.Tensor) -> Exchange:
         return Exchange.plan(keys_U, self.rows_a_rank)
 
-    def forward(self, input_ids_BT: torch.Tensor) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
         keys_U, index = self.keys(input_ids_BT.cpu()).unique(return_inverse=True)
         exchange = self.plan(keys_U).to(input_ids_BT.device)
         raw_UKD = exchange.fetch(self.weight[exchange.own_R])
@@ -97,10 +97,10 @@ class ShardedMemory(EmbeddingMemory):
 
     def range_like(self, own: torch.Tensor) -> DTensor:
         """Room for a tensor of all tokens in their order, on the host, of which each rank has a range."""
-        begin = ranks.rank() * self.rows_a_rank
+        begin = process_group.rank() * self.rows_a_rank
         rows = max(0, min(self.rows_a_rank, self.vocabulary - begin))
         local = torch.empty(rows, *own.shape[1:], dtype=own.dtype)
-        mesh = init_device_mesh("cpu", (ranks.count(),))
+        mesh = init_device_mesh("cpu", (process_group.count(),))
         whole = torch.Size([self.vocabulary, *own.shape[1:]])
         return DTensor.from_local(local, mesh, [Shard(0)], shape=whole, stride=local.stride())
 
@@ -122,7 +122,7 @@ class ShardedMemory(EmbeddingMemory):
     def _pieces(self, whole: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Tokens of this rank's range, and their rows: as many pieces on every rank, and none large."""
         assert isinstance(whole, DTensor)
-        local, begin = whole.to_local(), ranks.rank() * self.rows_a_rank
+        local, begin = whole.to_local(), process_group.rank() * self.rows_a_rank
         at_once = max(1, 2**24 // math.prod(whole.shape[1:]))
         for start in range(0, self.rows_a_rank, at_once):
             piece = local[start : min(start + at_once, self.rows_a_rank)]

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from tide_lm import ranks
 from tide_lm.model import EmbeddingMemory
 from tide_lm.ops import row_adamw
-from tide_lm.ops.memory_rows import RowIndex
+from tide_lm.ops.row_index import RowIndex
+from tide_lm.ops.row_table import History, RowTable
 from tide_lm.ops.transfer import upload
-from tide_lm.run_config import OptimSection
+from tide_lm.run import process_group
+from tide_lm.run.settings import OptimSection
 from tide_lm.train.objective import Lent
 from tide_lm.train.sharded_memory import Exchange, ShardedMemory
 
@@ -61,7 +62,7 @@ class RowLazyTables:
         self._memory, self._waits = memory, waits
         self.dtype = dtype
         self._sharded = memory if isinstance(memory, ShardedMemory) else None
-        self.table = row_adamw.RowTable.start(memory.weight, getattr(torch, settings.table_moments))
+        self.table = RowTable.start(memory.weight, getattr(torch, settings.table_moments))
         self._constants = (settings.beta1, settings.beta2), settings.eps, settings.table_weight_decay
         self.set_rates(None)
         device, alone = memory.weight.device, self._sharded is None
@@ -117,7 +118,7 @@ class RowLazyTables:
         gradient_UKD, exchange = self._gradient_UKD, self._rows.exchange
         assert gradient_UKD is not None
         if exchange is not None:  # their mean, as FSDP has it for all other weights
-            gradient_UKD = exchange.give_back(gradient_UKD).div_(ranks.count())
+            gradient_UKD = exchange.give_back(gradient_UKD).div_(process_group.count())
         self.own_R, self.gradient_RKD = self._rows.own_R, gradient_UKD
         self._fetched_UKD = self._gradient_UKD = None
 
@@ -136,7 +137,7 @@ class RowLazyTables:
 
     def set_rates(self, rates: torch.Tensor | None) -> None:
         """The learning rates of all steps so far."""
-        self.history = row_adamw.History(*self._constants, rates)
+        self.history = History(*self._constants, rates)
 
     def to_checkpoint(self) -> dict[str, torch.Tensor]:
         """All that a checkpoint holds of the tables, with rows in the order of tokens."""

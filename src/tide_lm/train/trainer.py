@@ -15,15 +15,16 @@ import torch
 from safetensors import SafetensorError
 from transformers import GenerationConfig
 
-from tide_lm import checkpoint, ranks, runs
 from tide_lm.data.loader import Batch, Loader, validation_windows
-from tide_lm.estimate import count_parameters, train_flops
 from tide_lm.evaluate.loss import held_out_loss
-from tide_lm.interop import low_rank, upcycle
+from tide_lm.interop import upcycle
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.model_card import model_card
 from tide_lm.ops.transfer import upload
-from tide_lm.run_config import RunConfig, differences, is_fixed
+from tide_lm.run import checkpoint, files, process_group
+from tide_lm.run.directory import RunDirectory, write_result
+from tide_lm.run.model_card import model_card
+from tide_lm.run.settings import RunConfig, differences, is_fixed
+from tide_lm.spec.estimate import count_parameters, train_flops
 from tide_lm.train import optim, parallel
 from tide_lm.train.gradients import GradientRecorder
 from tide_lm.train.inputs import open_inputs
@@ -39,9 +40,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Trainer:
     """Owns the model, the optimiser and the position in the data.
 
-    `tell` takes lines for a person, and `advance` the number of steps done. `build` makes another model than
-    TIDE of a shape, in one process. On several ranks each has a trainer, and all do the same in the same
-    order; the first alone writes what is not a rank's own.
+    `tell` takes lines for a person, and `advance` the number of steps done. In one process, `build` may make
+    another model than TIDE of a shape, and without `row_lazy` the optimiser moves the tables as a whole. On
+    several ranks each has a trainer, and all do the same in the same order; the first alone writes what is
+    not a rank's own.
     """
 
     def __init__(
@@ -53,12 +55,13 @@ class Trainer:
         resume: bool = False,
         allow_changes: bool = False,
         build: Callable[[TideConfig], TideForCausalLM] = TideForCausalLM,
+        row_lazy: bool = True,
     ) -> None:
-        self.config, self.run, self.tell, self.advance = config, runs.RunDirectory(run), tell, advance
+        self.config, self.run, self.tell, self.advance = config, RunDirectory(run), tell, advance
         self.resume, self.allow_changes = resume, allow_changes
-        self.device = ranks.device()
-        ranks.from_first(self._check)
-        if not ranks.is_first():
+        self.device = process_group.device()
+        process_group.from_first(self._check)
+        if not process_group.is_first():
             self.inputs = open_inputs(config.data, config.model)
         if config.data.verify:
             self._verify()
@@ -67,16 +70,16 @@ class Trainer:
             config.data.sequence,
             config.train.batch,
             config.train.seed,
-            ranks.rank(),
-            ranks.count(),
+            process_group.rank(),
+            process_group.count(),
         )
         torch.manual_seed(config.train.seed)
         shape = model_config(config, self.inputs.manifest)
-        begun = ranks.from_first(lambda: bool(checkpoint.steps(self.run.checkpoints)))
+        begun = process_group.from_first(lambda: bool(checkpoint.steps(self.run.checkpoints)))
         start = Path(config.model.start) if config.model.start and not begun else None
         if start is not None:
             upcycle.check_weights(start)
-        if ranks.together():
+        if process_group.together():
             self.model = parallel.without_weights(shape)
         elif start is not None:
             self.model = TideForCausalLM.from_pretrained(
@@ -86,16 +89,15 @@ class Trainer:
             self.model = build(shape)
         choose_parts(self.model, config.train)
         self.objective = Objective(self.model, config).train()
-        if ranks.together():
+        if process_group.together():
             parallel.shard(self.objective, self.device, start)
         else:
             self.model.to(self.device)
-        low_rank.draw(self.model, config.train.seed)
-        self.tables = self._row_lazy_tables()
+        self.tables = self._row_lazy_tables() if row_lazy else None
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
         flops = train_flops(config.model.shape(), config.data.sequence)
-        self.speed = Speedometer(self.device, flops / ranks.count())
+        self.speed = Speedometer(self.device, flops / process_group.count())
         self._ahead: tuple[list[Batch], StepRows | None] | None = None
         self.step = 0
         self.non_finite = 0
@@ -104,7 +106,7 @@ class Trainer:
 
     def _row_lazy_tables(self) -> RowLazyTables | None:
         memory = self.model.model.tables
-        if memory is None or self.config.optim.table_update == "dense":
+        if memory is None:
             return None
         dtype = torch.bfloat16 if self.objective.in_bfloat16 else memory.weight.dtype
         return RowLazyTables(memory, self.config.optim, dtype, self.model.config.memory_gain_init == 0)
@@ -112,8 +114,8 @@ class Trainer:
     def _check(self) -> None:
         """All that can be wrong with a run before a model is built."""
         self._check_run()
-        if ranks.together():
-            self.config.check_ranks(ranks.count())
+        if process_group.together():
+            self.config.check_ranks(process_group.count())
         self.monitor = Monitor(self.run.path, self.config.train.tensorboard, self.config.train.wandb)
         self.inputs = open_inputs(self.config.data, self.config.model)
 
@@ -121,11 +123,11 @@ class Trainer:
         """Compares checksums of the data, each rank those of its share."""
         fault = None
         try:
-            self.inputs.train.verify(ranks.rank(), ranks.count())
-            self.inputs.validation.verify(ranks.rank(), ranks.count())
+            self.inputs.train.verify(process_group.rank(), process_group.count())
+            self.inputs.validation.verify(process_group.rank(), process_group.count())
         except ValueError as error:
             fault = str(error)
-        if faults := [fault for fault in ranks.gather(fault) if fault is not None]:
+        if faults := [fault for fault in process_group.gather(fault) if fault is not None]:
             raise ValueError(faults[0])
 
     def _check_run(self) -> None:
@@ -138,7 +140,7 @@ class Trainer:
 
     def _refuse_changes(self, before: dict[str, Any]) -> None:
         """Where data lie may change, which the loader knows by their checksums, and where a model was."""
-        changed = differences(RunConfig.from_dict(before), self.config)
+        changed = differences(RunConfig.from_saved(before), self.config)
         changed = [line for line in changed if not line.startswith(("data.path:", "model.start:"))]
         fixed = [line for line in changed if is_fixed(line)]
         if fixed:
@@ -152,14 +154,14 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Runs to the last step, or to a signal; returns the last validation, empty if there was none."""
-        with ranks.first_opens(self.run.locked):
-            ranks.from_first(self._check_run)
+        with process_group.first_opens(self.run.locked):
+            process_group.from_first(self._check_run)
             self._begin()
             previous = {number: signal.signal(number, self._stop) for number in SIGNALS}
             try:
                 return self._loop()
             finally:
-                if ranks.is_first():
+                if process_group.is_first():
                     self.monitor.close()
                 for number, handler in previous.items():
                     signal.signal(number, handler)
@@ -168,7 +170,7 @@ class Trainer:
         found = checkpoint.newest(self.run.checkpoints, self.tell)
         if found is not None:
             self._restore(found)
-        ranks.from_first(self._open_run)
+        process_group.from_first(self._open_run)
 
     def _open_run(self) -> None:
         """Brings the run's folder to the step at which it stands, and says what is done."""
@@ -185,12 +187,12 @@ class Trainer:
         if self.run.last_metrics().get("step", 0) < logged:
             self.tell(f"{self.run.metrics} lacks what was recorded up to step {logged:,}")
         self._keep_start()
-        runs.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
+        files.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
         tokens = settings.batch * self.config.data.sequence
         self.tell(
             f"{self.config.model.name}: {count_parameters(self.config.model.shape()).total:,} parameters, "
             f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on "
-            f"{f'{ranks.count()} x ' if ranks.together() else ''}{self.device.type}"
+            f"{f'{process_group.count()} x ' if process_group.together() else ''}{self.device.type}"
         )
         if settings.dtype == "bfloat16" and self.device.type == "cpu":
             self.tell("bfloat16 is very slow on many CPUs: train.dtype=float32 may be faster")
@@ -204,14 +206,13 @@ class Trainer:
         if self.model.model.memory is not None:
             self.tell(f"tables: {self.config.table_policy}")
         if settings.parts != "all":
-            changes = f", and changes of rank {settings.lora_rank}" if settings.parts == "lora" else ""
-            self.tell(f"trained: the memory{changes}; all else stays as it is in {self.config.model.start}")
+            self.tell(f"trained: the memory; all else stays as it is in {self.config.model.start}")
 
     def _keep_start(self) -> None:
         """What is needed of the model that the run started from, once its weights are in a checkpoint."""
         start, kept = Path(self.config.model.start), self.run.start_of(self.config.model.start)
         if self.config.model.start and not kept.exists():
-            with runs.write_folder(kept) as folder:
+            with files.write_folder(kept) as folder:
                 for name in ("config.json", "generation_config.json"):
                     if (start / name).is_file():
                         shutil.copyfile(start / name, folder / name)
@@ -228,7 +229,7 @@ class Trainer:
                 record |= {"validation": self._validate(), "sample": self.sample()}
                 validation = {"step": self.step, **record["validation"]}
             if "validation" in record or _due(self.step, settings.log_every):
-                ranks.from_first(partial(self._log, record))
+                process_group.from_first(partial(self._log, record))
             saving = _due(self.step, settings.checkpoint_every) or _due(self.step, settings.keep_every)
             if last or stopping or saving:
                 self._save()
@@ -237,17 +238,17 @@ class Trainer:
                 return validation
         if validation.get("step") != self.step:  # fewer steps were set, and they were done
             validation = {"step": self.step, **self._validate()}
-        ranks.from_first(lambda: self._write_results(validation))
+        process_group.from_first(lambda: self._write_results(validation))
         self._export(validation)
         return validation
 
     def _write_results(self, validation: dict[str, Any]) -> None:
         if self.gradients is not None:
             self.gradients.write(self.run.path, self.config.train.seed)
-        runs.write_result(self.run.path, "validation", validation, self.config.train.seed)
+        write_result(self.run.path, "validation", validation, self.config.train.seed)
 
     def _last_validation(self) -> dict[str, Any]:
-        last = ranks.from_first(self.run.last_metrics)
+        last = process_group.from_first(self.run.last_metrics)
         return {"step": last["step"], **last["validation"]} if "validation" in last else {}
 
     def _train_step(self) -> dict[str, Any]:
@@ -266,12 +267,12 @@ class Trainer:
             (objective / pieces).backward()
             if self.tables is not None and lent is not None:
                 self.tables.take_back(number, lent)
-            total += per_token.mean() / (pieces * ranks.count())
+            total += per_token.mean() / (pieces * process_group.count())
         if self.tables is not None:
             self.tables.collect()
         norm = optim.gradient_norm(self.model, self.tables)
-        ranks.add_up(total)
-        self.stopped_by = ranks.largest(self._signal)
+        process_group.add_up(total)
+        self.stopped_by = process_group.largest(self._signal)
         rate = optim.learning_rate(self.step, settings.train.steps, settings.optim)
         self._ahead = self._prepare()  # while the device is at work, and before it is waited for
         loss, size = total.item(), norm.item()
@@ -295,7 +296,7 @@ class Trainer:
 
     def _prepare(self) -> tuple[list[Batch], StepRows | None]:
         """The next step's micro-batches and their rows, on their way to the device."""
-        at_once = self.config.train.windows_at_once(ranks.count())
+        at_once = self.config.train.windows_at_once(process_group.count())
         inputs, targets = (part.split(at_once) for part in self.loader.peek())
         rows = None if self.tables is None else self.tables.prepare(inputs)
         batches = zip(inputs, targets, strict=True)
@@ -330,9 +331,9 @@ class Trainer:
             self.inputs.validation,
             settings.data.sequence,
             settings.train.validation_sequences,
-            settings.train.windows_at_once(ranks.count()),
-            ranks.rank(),
-            ranks.count(),
+            settings.train.windows_at_once(process_group.count()),
+            process_group.rank(),
+            process_group.count(),
         )
 
         def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -342,7 +343,7 @@ class Trainer:
             return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N[:own]
 
         with self._evaluating():
-            return held_out_loss(per_token, windows, self.inputs.bins, ranks.add_up)
+            return held_out_loss(per_token, windows, self.inputs.bins, process_group.add_up)
 
     def sample(self) -> str:
         """What the model writes after the beginning of a document, the likeliest token each time."""
@@ -356,7 +357,7 @@ class Trainer:
                 max_new_tokens=32,
                 do_sample=False,
                 pad_token_id=0,
-                synced_gpus=ranks.together(),
+                synced_gpus=process_group.together(),
             )
         return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
 
@@ -410,7 +411,7 @@ class Trainer:
         }
         checkpoint.save(self.run.checkpoints, self.step, tensors, state)
         keep, every = self.config.train.keep, self.config.train.keep_every
-        ranks.from_first(lambda: checkpoint.prune(self.run.checkpoints, keep, every))
+        process_group.from_first(lambda: checkpoint.prune(self.run.checkpoints, keep, every))
 
     def _restore(self, path: Path) -> None:
         state = checkpoint.read_state(path)
@@ -426,19 +427,18 @@ class Trainer:
 
     def _export(self, validation: dict[str, Any]) -> None:
         """A Hugging Face folder with its tokenizer, whole or not at all."""
-        low_rank.merge(self.model)
         kept = Path(self.config.model.start, "generation_config.json")
         if has_kept := bool(self.config.model.start) and kept.is_file():
             self.model.generation_config = GenerationConfig()  # some that are used cannot be saved
-        with ranks.first_opens(lambda: runs.write_folder(self.run.export)) as folder:
-            if ranks.together():
+        with process_group.first_opens(lambda: files.write_folder(self.run.export)) as folder:
+            if process_group.together():
                 parallel.save_pretrained(self.model, folder)
             else:
                 try:
                     self.model.save_pretrained(folder)
                 except SafetensorError as error:  # of a full disk, above all
                     raise OSError(f"{self.run.export}: {error}") from error
-            if ranks.is_first():
+            if process_group.is_first():
                 if has_kept:
                     shutil.copyfile(kept, folder / kept.name)
                 self.inputs.tokenizer.save_pretrained(folder)

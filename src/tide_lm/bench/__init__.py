@@ -1,0 +1,1 @@
+"""How fast this machine trains, decodes and reads a store."""

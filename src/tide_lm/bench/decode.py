@@ -1,0 +1,209 @@
+"""Generation on made-up weights, timed: the engine, and what others have for the same model."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tide_lm.bench.store import random_store
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.serve.decoder import ModelForward
+from tide_lm.serve.engine import Engine
+from tide_lm.serve.sampling import Sampling
+from tide_lm.spec import presets
+from tide_lm.spec.config import ModelConfig, Place, Residence
+
+BITS = 4  # of packed rows
+_PEER_TOKENS = 128
+
+
+def bandwidth() -> float:
+    """Bytes that a device reads in a second, at its best."""
+    words = torch.ones(1 << (28 if torch.cuda.is_available() else 22), dtype=torch.int64, device=_device())
+    return words.nbytes / min(_seconds(words.sum) for _ in range(50))  # clocks take some time to rise
+
+
+def measure(
+    preset: str, memory: Place, batch: int, context: tuple[int, int], peers: bool
+) -> Iterator[dict[str, Any]]:
+    """The engine's record, and those of its peers; decoding goes from the one length to the other."""
+    shape = presets.get(preset).model
+    start, end = context
+    about = {"preset": preset, "k": shape.num_memory_blocks, "memory": str(memory), "batch": batch}
+    about["context"] = list(context)
+    with random_model(shape, Residence(memory)) as model:
+        prompts = torch.randint(shape.vocab_size, (batch, start), generator=_seeded()).tolist()
+        engine = Engine(model, end, batch)
+        kind = "engine, one kernel" if engine.why_not_fused is None else "engine"
+        yield about | {"by": kind, "weight_bytes": _weight_bytes(model)} | _timed(engine, prompts)
+        if peers and engine.why_not_fused is None:
+            plain = Engine(model, end, batch, fused=False)
+            plain.forward = ModelForward(model, plain.cache, tuned=False)
+            yield about | {"by": "compiled, static cache"} | _timed(plain, prompts)
+            del plain
+        del engine
+        tokens = min(_PEER_TOKENS, end - start)
+        for name, generate in _peers(model, prompts, tokens).items() if peers else ():
+            generate()
+            seconds = min(_seconds(generate) for _ in range(2)) / tokens
+            yield about | {"by": name, "ms_per_token": 1e3 * seconds, "tokens_per_s": batch / seconds}
+
+
+def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
+    """From the prompts to the end of the cache, after a first time, which compiles and captures."""
+    tokens = engine.length - len(prompts[0])
+    list(engine.generate(prompts, tokens))
+    _forget_peak()
+    first, rest = [], []
+    for _ in range(3):
+        began = time.perf_counter()
+        steps = engine.generate(prompts, tokens)
+        next(steps)
+        first.append(time.perf_counter() - began)
+        rest.append(_seconds(lambda: list(steps)) / (tokens - 1))  # noqa: B023
+    return {
+        "ms_per_token": 1e3 * statistics.median(rest),
+        "tokens_per_s": len(prompts) / statistics.median(rest),
+        "first_token_ms": 1e3 * statistics.median(first),
+        "vram_gb": _peak_gb(),
+    }
+
+
+def measure_store(
+    preset: str, cache_bytes: int, ids: Sequence[int], counts_V: np.ndarray | None
+) -> dict[str, Any]:
+    """Of given tokens, one after the other, how many rows are in the cache, and what a step costs then.
+
+    `device` steps are of the same packed rows on the device, and wait for each token as well.
+    """
+    shape = presets.get(preset).model
+    found: dict[str, Any] = {"preset": preset, "cache_bytes": cache_bytes, "tokens": len(ids)}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.tide"
+        random_store(path, shape, BITS, counts_V)
+        for place in (Place.device, Place.store):
+            with random_model(shape, Residence(place, cache_bytes), path) as model:
+                times, missed = _forced(model, ids)
+            if place is Place.device:
+                found["device_ms"] = 1e3 * statistics.median(times)
+                continue
+            hit_times = [time for time, miss in zip(times, missed, strict=True) if not miss]
+            miss_times = [time for time, miss in zip(times, missed, strict=True) if miss]
+            found["hit_rate"] = len(hit_times) / len(times)
+            found["hit_ms"] = 1e3 * statistics.median(hit_times) if hit_times else None
+            found["miss_ms"] = 1e3 * statistics.median(miss_times) if miss_times else None
+    return found
+
+
+def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], list[bool]]:
+    """Seconds of a step for each token, known before it, and whether its row had to be read."""
+    engine = Engine(model)
+    generation = engine.generate([[ids[0]]])
+    next(generation)  # which leaves a decoder that is set up
+    generation.close()
+    decoder, counters = engine.decoder(Sampling()), getattr(model.model.memory, "counters", None)
+    times, missed = [], []
+    with torch.no_grad():
+        for number, token in enumerate(ids):
+            length = 1 + number % (engine.length - 1)
+            engine.cache.place_B.fill_(length - 1)
+            before = counters.misses if counters else 0
+            engine.cache.ids_B.fill_(token)
+            began = time.perf_counter()
+            if engine.forward.waits:
+                engine.forward.look_up([token])
+            decoder.step(length)
+            engine.cache.ids_B.tolist()
+            times.append(time.perf_counter() - began)
+            missed.append(bool(counters and counters.misses > before))
+    return times, missed
+
+
+@contextmanager
+def random_model(
+    shape: ModelConfig, residence: Residence, store: Path | None = None
+) -> Iterator[TideForCausalLM]:
+    """Of random weights, in bfloat16; packed, with a store, if its rows are not on the device."""
+    device, packed = _device(), store is not None or residence.place is not Place.device
+    kept = {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}} if packed else {}
+    config = TideConfig(**shape.to_transformers(), **kept)
+    with torch.device("meta"):
+        model = TideForCausalLM(config).to(torch.bfloat16).eval()
+    model.to_empty(device=device)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        parameter.data.fill_(1) if "norm" in name else parameter.data.normal_(0, 0.02)
+    try:
+        if not packed:
+            yield model
+            return
+        with TemporaryDirectory() as folder:
+            if store is None:
+                store = Path(folder) / "rows.tide"
+                random_store(store, shape, BITS)
+            model.model.memory.open(store, "0" * 64, residence, torch.device(device))
+            yield model
+    finally:
+        del model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+
+
+def _peers(model: TideForCausalLM, prompts: list[list[int]], tokens: int) -> dict[str, Callable[[], Any]]:
+    ids_BT = torch.tensor(prompts, device=model.device)
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(ids_BT), "do_sample": False, "pad_token_id": 0}
+    given |= {"max_new_tokens": tokens, "min_new_tokens": tokens}
+    return {
+        "transformers": lambda: model.generate(ids_BT, **given),
+        "transformers, static cache": lambda: model.generate(ids_BT, cache_implementation="static", **given),
+    }
+
+
+def _weight_bytes(model: TideForCausalLM) -> int:
+    """Of what each token needs: all but the tables, and of an embedding that is no head as well a row."""
+    tables = {id(parameter) for name, parameter in model.named_parameters() if ".memory." in name}
+    if model.lm_head.weight is not model.model.embed_tokens.weight:
+        tables.add(id(model.model.embed_tokens.weight))
+    return sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in tables)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    _wait()
+    began = time.perf_counter()
+    work()
+    _wait()
+    return time.perf_counter() - began
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_gb() -> float | None:
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None

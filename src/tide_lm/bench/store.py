@@ -1,0 +1,157 @@
+"""How fast a store is read: many rows that no cache has, and those of tokens that are generated."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tide_lm.compress.encode import Form
+from tide_lm.compress.pack import pack
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.spec.config import ModelConfig
+from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
+from tide_lm.store.reader import StoreFile
+
+_AT_ONCE = 4096
+_FIO_SECONDS, _FIO_DEPTH = 3, 16
+_READS = 5  # of the reader in a round
+_SETTLING = 0.2  # seconds: a system goes on giving pages back after it was asked to
+
+
+def random_store(
+    path: Path, model: ModelConfig, bits: int, counts_V: np.ndarray | None = None, seed: int = 0
+) -> Header:
+    """A store as large as a model's, of random bytes; `counts_V` says how often tokens occur, if known."""
+    K, D = model.num_memory_blocks, model.hidden_size
+    sections = {} if counts_V is None else {"counts": counts_V.astype("<u8")}
+    if bits < 16:
+        sections |= {"levels": np.zeros(2**bits, "<f4"), "columns": np.ones(K * D, "<f4")}
+    sums = {name: checksum(array) for name, array in sections.items()}
+    header = Header(model.vocab_size, K, D, bits, 32, (), "0" * 64, sums)
+    random = np.random.default_rng(seed)
+
+    def rows() -> Iterator[np.ndarray]:
+        for start in range(0, header.vocab_size, _AT_ONCE):
+            size = min(_AT_ONCE, header.vocab_size - start), header.codec.row_bytes
+            yield random.integers(256, size=size, dtype=np.uint8)
+
+    write_store(path, header, sections, rows())
+    return header
+
+
+def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
+    """Seconds for the rows of so many tokens, by a loop over a memory map and by the reader, in turns.
+
+    Before each the page cache is told to forget the file. With fio there is what the disk gives for reads of
+    as many bytes, 16 at once, for seconds on end: so the reader, which takes a small part of one, reads other
+    tokens some more times.
+    """
+    file = StoreFile(path)
+    header = file.header
+    random = np.random.default_rng(0)
+    block = up_to(header.row_bytes, BLOCK)
+    found: dict[str, list[float]] = {"mmap": [], "reader": [], "fio": []}
+    ways = [("mmap", lambda ids: mapped_rows(path, header, ids)), *[("reader", file.read)] * _READS]
+    file.read(np.arange(tokens))  # what it needs is made
+    for _ in range(rounds):
+        for name, way in ways:
+            ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
+            forget(path)
+            found[name].append(_seconds(lambda: way(ids)))  # noqa: B023
+        if (rate := fio_reads(path, block)) is not None:
+            found["fio"].append(tokens / rate)
+    seconds = {name: statistics.median(times) for name, times in found.items() if times}
+    ours = seconds["reader"]
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        "direct": file.is_direct,
+        "block": block,
+        "seconds": seconds,
+        "over_mmap": seconds["mmap"] / ours,
+        "over_fio": seconds["fio"] / ours if "fio" in seconds else None,
+        "megabytes_per_s": tokens * block / ours / 1e6,
+    }
+
+
+def mapped_rows(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
+    mapped, size = np.memmap(path, np.uint8, "r"), header.codec.row_bytes
+    return np.stack([mapped[at : at + size] for at in header.row_at(ids).tolist()])
+
+
+def forget(path: Path) -> None:
+    """Asks the system to have nothing of a file in its cache, and waits until that is done."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    time.sleep(_SETTLING)
+
+
+def fio_reads(path: Path, block: int) -> float | None:
+    """Reads a second at random places, or None without fio."""
+    if shutil.which("fio") is None:
+        return None
+    command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", f"--bs={block}", "--direct=1"]
+    command += [
+        "--ioengine=libaio",
+        f"--iodepth={_FIO_DEPTH}",
+        "--norandommap",
+        "--randrepeat=0",
+        "--readonly",
+    ]
+    command += [f"--runtime={_FIO_SECONDS}", "--time_based", "--output-format=json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return json.loads(done.stdout)["jobs"][0]["read"]["iops"] if done.returncode == 0 else None
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Tokens a second of `generate` with tables as trained, with packed rows, and from a warm store.
+
+    They take turns, and what the store is compared with is of the same round.
+    """
+    torch.manual_seed(0)
+    model = TideForCausalLM(TideConfig.from_preset(preset)).eval()
+    pack(model, folder, Form(bits))
+    models = {"tables": model}
+    for place in ("device", "store"):
+        models[place] = TideForCausalLM.from_pretrained(folder, memory=place, memory_cache_bytes=1 << 40)
+    prompt = torch.randint(model.config.vocab_size, (1, 16), generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    found: dict[str, list[float]] = {name: [] for name in models}
+    names = list(models)
+    for turn in range(rounds + 1):
+        names.append(names.pop(0))
+        for name in names:
+            taken = _seconds(lambda: models[name].generate(prompt, pad_token_id=0, **options))  # noqa: B023
+            if turn:  # the first fills the cache
+                found[name].append(tokens / taken)
+
+    def over(other: str) -> float:
+        return statistics.median(a / b for a, b in zip(found["store"], found[other], strict=True))
+
+    return {
+        "preset": preset,
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_s": {name: statistics.median(each) for name, each in found.items()},
+        "over_tables": over("tables"),
+        "over_device": over("device"),
+    }

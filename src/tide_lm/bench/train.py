@@ -1,0 +1,236 @@
+"""Training steps on made-up tokens, timed: the trainer's own objective, tables and optimiser, or plain ones.
+
+Token ids follow Zipf's law, as in text, so that a batch repeats its common tokens. B batch, T tokens.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.ops.transfer import upload
+from tide_lm.run.settings import RunConfig, TrainSection
+from tide_lm.spec import estimate, presets
+from tide_lm.spec.config import ModelConfig
+from tide_lm.train import optim
+from tide_lm.train.objective import Objective
+from tide_lm.train.speed import peak_flops
+from tide_lm.train.tables import RowLazyTables, StepRows
+
+WARM_UP = 20  # steps, which compile, fill the allocator and bring a GPU to the clock that it can keep up
+AGE = 1000  # steps that row-lazy tables have behind them when they are timed
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Step = Callable[["Clock"], None]
+
+
+class Clock:
+    """Seconds between marks, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.marks: list[tuple[str, Any]] = []
+
+    def mark(self, part: str) -> None:
+        """What follows is this part of a step."""
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append((part, event))
+        else:
+            self.marks.append((part, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for (part, begin), (_, end) in zip(self.marks, self.marks[1:], strict=False):
+            taken = begin.elapsed_time(end) / 1e3 if self.on_gpu else end - begin
+            found[part] = found.get(part, 0.0) + taken
+        return found
+
+
+def shape_of(model: str) -> ModelConfig:
+    """Of `PRESET`, `PRESET+values` with rows in attention's values too, or either before `:IDS`, which sets
+    the size of the vocabulary."""
+    name, colon, ids = model.partition(":")
+    if colon and not (ids.isdecimal() and int(ids) >= 2):
+        raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
+    shape = presets.get(name.removesuffix("+values")).model
+    values = name.endswith("+values")
+    if values and not shape.num_memory_blocks:
+        raise ValueError(f"{model!r} has no rows for values: leave +values out")
+    return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=values)
+
+
+def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = False) -> dict[str, Any]:
+    """Speed, peak memory and the parts of a step, or that it ran out of memory; `plain` as one would write it
+    first, without this package's ways to train: full logits, dense tables, the model compiled as a whole."""
+    shape = shape_of(model)
+    result: dict[str, Any] = {
+        "preset": model.partition(":")[0],
+        "k": shape.num_memory_blocks,
+        "vocab": shape.vocab_size,
+        "plain": plain,
+    }
+    try:
+        result |= _time(shape, batch, sequence, steps, plain)
+    except torch.cuda.OutOfMemoryError:
+        result["out_of_memory"] = True
+    torch._dynamo.reset()
+    gc.collect()  # after the error is gone, whose traceback holds the model
+    torch.cuda.empty_cache()
+    return result
+
+
+def _time(shape: ModelConfig, batch: int, sequence: int, steps: int, plain: bool) -> dict[str, Any]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    batches = zipf_batches(shape.vocab_size, batch, sequence)
+    step = _plain_step(shape, batches, device) if plain else _own_step(shape, batches, device)
+    for _ in range(WARM_UP):
+        step(Clock(device))
+    clock, started = Clock(device), _now(device)
+    for _ in range(steps):
+        step(clock)
+    clock.mark("end")
+    seconds = (_now(device) - started) / steps
+    peak = peak_flops(device)
+    flops = estimate.train_flops(shape, sequence)
+    return {
+        "batch": batch,
+        "sequence": sequence,
+        "tokens_per_s": round(batch * sequence / seconds, 1),
+        "mfu": None if peak is None else round(batch * sequence / seconds * flops / peak, 4),
+        "peak_gb": round(torch.cuda.max_memory_allocated(device) / 1e9, 2) if peak else None,
+        "step_ms": round(1e3 * seconds, 2),
+        "parts_ms": {name: round(1e3 * taken / steps, 2) for name, taken in clock.seconds().items()},
+    }
+
+
+def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Step:
+    on_gpu = device.type == "cuda"  # a CPU may be very slow in bfloat16
+    dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
+    config = RunConfig(train=TrainSection(dtype=dtype, compile=on_gpu))
+    model = _quickly_made(TideForCausalLM, TideConfig(**shape.to_transformers()), device)
+    objective = Objective(model, config).train()
+    memory = model.model.memory
+    tables = memory and RowLazyTables(memory, config.optim, getattr(torch, dtype))
+    optimizer = optim.make_optimizer(model, config.optim)
+
+    def prepare() -> tuple[torch.Tensor, torch.Tensor, StepRows | None]:
+        inputs_BT, targets_BT = next(batches)
+        rows = tables.prepare([inputs_BT]) if tables else None
+        return upload(inputs_BT, device), upload(targets_BT, device), rows
+
+    ahead = [prepare()]
+    if tables is not None:
+        _age(tables, missed_steps(shape.vocab_size, ahead[0][0].numel()), config.optim.max_lr)
+
+    def step(clock: Clock) -> None:
+        clock.mark("rows")
+        inputs_BT, targets_BT, rows = ahead.pop()
+        lent = None
+        if tables is not None and rows is not None:
+            tables.begin(rows)
+            lent = tables.lend(0)
+        clock.mark("forward")
+        loss = objective(inputs_BT, targets_BT, lent).objective
+        clock.mark("backward")
+        loss.backward()
+        if tables is not None and lent is not None:
+            tables.take_back(0, lent)
+            tables.collect()
+        clock.mark("optimizer")
+        norm = optim.gradient_norm(model, tables)
+        ahead.append(prepare())
+        norm.item()  # as in the trainer, which must know whether it is finite
+        optim.step(optimizer, tables, config.optim.max_lr, config.optim, norm, ahead=ahead[0][2])
+        optimizer.zero_grad()
+
+    return step
+
+
+def _plain_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Step:
+    values = shape.to_transformers()
+    if shape.num_memory_blocks:
+        model = _quickly_made(TideForCausalLM, TideConfig(**values), device)
+    else:
+        model = _quickly_made(LlamaForCausalLM, LlamaConfig(**values), device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=device.type == "cuda")
+    forward = torch.compile(model) if device.type == "cuda" else model
+
+    def step(clock: Clock) -> None:
+        inputs_BT, targets_BT = next(batches)
+        clock.mark("forward")
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits_BTV = forward(inputs_BT.to(device), use_cache=False).logits
+            loss = nn.functional.cross_entropy(
+                logits_BTV.flatten(0, 1).float(), targets_BT.to(device).flatten()
+            )
+            del logits_BTV
+        clock.mark("backward")
+        loss.backward()
+        clock.mark("optimizer")
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
+    """A model whose weights are drawn on the device: their values do not matter here, and time does."""
+    with torch.device("meta"):
+        model = kind(config)
+    model.to_empty(device=device)
+    model.tie_weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1) if "norm" in name else parameter.normal_(0, config.initializer_range)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    return model.train()
+
+
+def _age(tables: RowLazyTables, missed_V: torch.Tensor, rate: float) -> None:
+    """Puts tables where they would be after `AGE` steps: rows as far behind, moments that are not 0."""
+    table = tables.table
+    tables.set_rates(torch.full((AGE,), rate, dtype=torch.float64))
+    table.last_V.copy_(AGE - missed_V)
+    table.touched_V.copy_(table.last_V)
+    for moment in (table.exp_avg_VKD, table.exp_avg_sq_VKD):
+        moment.uniform_(1e-6, 1e-4)
+
+
+def missed_steps(vocabulary: int, tokens: int) -> torch.Tensor:
+    """How many steps, of so many tokens, each id has not been seen for; at most `AGE`, for never."""
+    shares_V = _zipf_shares(vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    # An id is not seen for n steps with a chance of (1 - share) ** (tokens * n).
+    chances_V = torch.rand(vocabulary, generator=generator, dtype=torch.float64)
+    return (chances_V.log() / (tokens * torch.log1p(-shares_V))).clamp(max=AGE).int()
+
+
+def zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
+    """Endless inputs and targets."""
+    generator = torch.Generator().manual_seed(0)
+    sums_V = _zipf_shares(vocabulary).cumsum(0)
+    while True:
+        drawn = torch.rand(batch, sequence + 1, generator=generator, dtype=torch.float64) * sums_V[-1]
+        ids = torch.searchsorted(sums_V, drawn).clamp(max=vocabulary - 1)
+        yield ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def _zipf_shares(vocabulary: int) -> torch.Tensor:
+    shares_V = 1 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)
+    return shares_V / shares_V.sum()
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,57 @@
+"""What a forward pass refuses before it does harm."""
+
+import operator
+import os
+from collections.abc import Sequence
+
+import torch
+
+from tide_lm import ops
+from tide_lm.model.config import TideConfig
+
+
+def check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
+    """Name a token id outside the vocabulary; on a GPU, where that waits, only with TIDE_LM_DEBUG=1."""
+    if torch.compiler.is_compiling() or type(input_ids) is not torch.Tensor:  # traced, or fake
+        return
+    if not input_ids.numel():
+        raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} hold no token: pass at least one")
+    if input_ids.device.type == "cpu" or os.environ.get("TIDE_LM_DEBUG") == "1":
+        outside = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+        if outside.numel():
+            raise ValueError(
+                f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} "
+                f"(0 to {vocab_size - 1}): use the tokenizer that this model was trained with"
+            )
+
+
+def checked_layers(chosen: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Return the numbers of the layers that drop the memory."""
+    layers = tuple(operator.index(layer) for layer in chosen or ())
+    if unknown := [layer for layer in layers if not 0 <= layer < count]:
+        raise ValueError(
+            f"drop_memory_layers names layer {unknown[0]}: this model has layers 0 to {count - 1}"
+        )
+    return layers
+
+
+def check_memory(memory: object, tokens: torch.Tensor | None, config: TideConfig) -> None:
+    """Refuse a memory made outside that does not fit the model or its tokens."""
+    if memory is None:
+        return
+    if not config.num_memory_blocks:
+        raise ValueError("memory= was passed to a base model (num_memory_blocks=0): leave it out")
+    if not isinstance(memory, tuple):
+        raise ValueError(f"memory is a {type(memory).__name__}: pass Memory(rows, index), or leave it out")
+    if tokens is not None and not torch.compiler.is_compiling():
+        rows_UKD, index_BT, *_ = memory
+        ops.check_rows(rows_UKD, index_BT, tokens.shape[:2], (config.num_memory_blocks, config.hidden_size))
+
+
+def check_identity(input_ids: torch.Tensor | None) -> None:
+    """Refuse a call that has nothing to look the memory up with."""
+    if input_ids is None:
+        raise ValueError(
+            "there are no input_ids to look the memory up (inputs_embeds alone carry no token identity): "
+            "pass input_ids, or memory=, looked up beforehand"
+        )

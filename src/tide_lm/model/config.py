@@ -1,0 +1,129 @@
+"""The configuration of a TIDE model: a Llama's, with what the memory adds."""
+
+import difflib
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+
+from tide_lm.run import files
+from tide_lm.spec import presets
+from tide_lm.spec.config import check_own_blocks
+
+_SHIM_MODULE = "modeling_tide"
+
+
+_SHIM = '''\
+"""Lets transformers find TIDE with `trust_remote_code=True`. All code is in the package tide-lm."""
+
+try:
+    from tide_lm.model import TideConfig, TideForCausalLM, TideModel  # noqa: F401
+except ModuleNotFoundError as error:
+    if (error.name or "").split(".")[0] != "tide_lm":
+        raise
+    raise ModuleNotFoundError("this is a TIDE model, which needs: pip install tide-lm") from error
+'''
+
+
+_AUTO_MAP = {
+    "AutoConfig": f"{_SHIM_MODULE}.TideConfig",
+    "AutoModel": f"{_SHIM_MODULE}.TideModel",
+    "AutoModelForCausalLM": f"{_SHIM_MODULE}.TideForCausalLM",
+}
+
+
+@strict
+class TideConfig(LlamaConfig):
+    """A Llama's configuration with `num_memory_blocks` (K) and the initial gain of the memory's norm.
+
+    K = 0 is the base model, exactly `LlamaForCausalLM`.
+
+    Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, times
+    `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that. With `memory_gate`
+    what was mixed goes through a gate, a matrix and a norm, after which the null bank decides little.
+
+    `memory_store` is that of a packed model: the `file` beside its weights that holds the rows, and the
+    `fingerprint` of the weights that they belong to.
+    """
+
+    model_type = "tide"
+    base_model_pp_plan = None  # every layer needs the memory, so the layers cannot be a pipeline of stages
+
+    num_memory_blocks: int = 8
+    memory_gain_init: int | float = 1.0
+    memory_values: bool = False
+    memory_value_scale: int | float = 1.0
+    memory_own_block: bool = False
+    memory_gate: bool = False
+    memory_store: dict | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        own = list(TideConfig.__annotations__)
+        for key in kwargs:
+            near = difflib.get_close_matches(key, own, n=1, cutoff=0.85)
+            near = near or [name for name in own if "_" in key and key in name]
+            if near:
+                raise ValueError(f"unknown config key {key!r}: did you mean {near[0]!r}?")
+        width = kwargs.pop("memory_dim", None)  # the paper's d_b, which version 0.1.0 wrote
+        if width not in (None, self.hidden_size):
+            raise ValueError(
+                f"memory_dim is {width} and hidden_size is {self.hidden_size}: memory is added to the "
+                "residual stream with no projection, so they must be equal; leave memory_dim out"
+            )
+        super().__post_init__(**{**kwargs, "auto_map": dict(_AUTO_MAP)})
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "TideConfig":
+        """The configuration of a named model of the paper, such as `tide-8e-1b` or `base-1b`."""
+        return cls(**{**presets.get(name).model.to_transformers(), **overrides})
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        if self.num_memory_blocks < 0:
+            raise ValueError(
+                f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"
+            )
+        for name in ("memory_gain_init", "memory_value_scale"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value}: it must be a finite number")
+        if self.memory_gate and self.num_memory_blocks and not self.memory_gain_init:
+            raise ValueError(
+                "memory_gain_init is 0, and with memory_gate nothing would be learned: set it to 0.1, say"
+            )
+        values = self.num_key_value_heads * self.head_dim
+        if self.num_memory_blocks and self.memory_values and (values < 1 or self.hidden_size % values):
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}, and {self.num_key_value_heads} key-value heads of "
+                f"{self.head_dim} are {values}, which does not divide it: rows do not fit into values; set "
+                "memory_values to false"
+            )
+        if self.memory_own_block:
+            check_own_blocks(self.num_memory_blocks, self.num_hidden_layers)
+        if self.memory_store is not None:
+            _check_store(self.memory_store)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        files.write_atomically(Path(save_directory) / f"{_SHIM_MODULE}.py", _SHIM)
+        super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
+
+    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
+        """Of files that need no upload if they are as before: the shim was written a moment ago."""
+        found = super()._get_files_timestamps(working_dir)
+        return {name: time for name, time in found.items() if name != f"{_SHIM_MODULE}.py"}
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing to do: a saved folder carries the shim, never a copy of this file."""
+
+
+def _check_store(store: dict[str, Any]) -> None:
+    """A name without a folder, and the hexadecimal digits of a sum."""
+    if store.keys() != {"file", "fingerprint"} or not all(isinstance(value, str) for value in store.values()):
+        raise ValueError(f"memory_store is {store!r:.200}: it must have a file and a fingerprint, both text")
+    if not re.fullmatch(r"[^./\\][^/\\]*", store["file"]):
+        raise ValueError(f"memory_store names the file {store['file']!r}: it must be one beside config.json")

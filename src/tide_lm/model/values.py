@@ -1,0 +1,74 @@
+"""Rows in attention's values: an extension, not in the paper, as value embeddings have it.
+
+Shapes: B batch, T tokens, D hidden.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+from tide_lm import ops
+
+
+class ValueAttention(LlamaAttention):
+    """Attention with a row of the token in its values, gated for each head.
+
+    A row holds the values of all heads one or more times. Such slices are added, each with gates of its own:
+    `v = W_v n + c sum_s 2 sigmoid(W_s n) M_s`, where c is the config's `memory_value_scale`.
+    """
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.value_gate = nn.Linear(config.hidden_size, config.hidden_size // self.head_dim, bias=False)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        row_BTD: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend as Llama does; `row_BTD` joins the values."""
+        heads = (*hidden_states.shape[:2], -1, self.head_dim)
+        q, k, v = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if row_BTD is not None:
+            gate = 2 * self.config.memory_value_scale * torch.sigmoid(self.value_gate(hidden_states))
+            added = gate.unsqueeze(-1) * row_BTD.view(heads)
+            v = v + added.unflatten(2, (-1, v.shape[2])).sum(2).to(v.dtype)
+        q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
+        v = v.transpose(1, 2)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        attended, weights = attend(
+            self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return self.o_proj(attended.flatten(2)), weights
+
+
+class RowInValues(nn.Module):
+    """The part of a layer that hands its own row, that of table l mod K, to its attention."""
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.self_attn = ValueAttention(config, layer_idx)
+
+    def attend(self, n: torch.Tensor, memory: Any, **kwargs: Any) -> torch.Tensor:
+        row = None
+        if memory is not None:
+            row = ops.memory_row(n, memory.own_row_UD, memory.index_BT, memory.value_sink)
+        return super().attend(n, memory, row_BTD=row, **kwargs)  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""The shape of a model, the paper's models, and what they cost; nothing here needs torch."""
