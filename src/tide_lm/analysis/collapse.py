@@ -150,7 +150,7 @@ def differ_at_the_end(tokenizer: PreTrainedTokenizerBase, first: list[int], seco
 
 
 def distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of pairs that follow one another among the words: their distance, and their mean norm, P x L."""
+    """Return the distance and the mean norm, P x L, of pairs that follow one another among the words."""
     first, second = states_WLD[0::2], states_WLD[1::2]
     norms = torch.linalg.vector_norm(states_WLD, dim=-1)
     return torch.linalg.vector_norm(first - second, dim=-1), (norms[0::2] + norms[1::2]) / 2
@@ -168,12 +168,12 @@ def _has_gated_ffn(layers: nn.ModuleList) -> bool:
 
 
 def _members(near_PL: torch.Tensor) -> list[list[int]]:
-    """By layer, the pairs that are near."""
+    """Return the pairs that are near, by layer."""
     return [torch.nonzero(near_P).flatten().tolist() for near_P in near_PL.T]
 
 
 def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor, delta: float) -> dict[str, Any]:
-    """By pair and layer: how far apart the FFN's inputs are, its largest slope found between them, their
+    """Return, by pair and layer: how far apart the FFN's inputs are, its largest slope between them, their
     product, and how far apart its outputs are; and by layer the pairs that have collapsed before it."""
     apart_PL, norm_PL = distance_and_norm(inputs_WLD)
     found: dict[str, list[torch.Tensor]] = {"input_distance": [], "slope": [], "bound": [], "separation": []}

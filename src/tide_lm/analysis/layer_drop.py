@@ -15,7 +15,7 @@ def layer_drop(
     text_field: str = "text",
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """For each text the perplexity with all layers, without each one, and without any."""
+    """Return the perplexity of each text with all layers, without each one, and without any."""
     model = subject.tide
     layers = range(model.config.num_hidden_layers)
 

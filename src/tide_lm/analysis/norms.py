@@ -32,7 +32,7 @@ def row_norms(rows_VD: torch.Tensor) -> np.ndarray:
 
 
 def _table_means(subject: Subject, bins: FrequencyBins) -> list[list[float | None]]:
-    """By block, as trained: before the norm, and so not of a packed model."""
+    """Return the mean norms by block, as trained: before the norm, which a packed model does not have."""
     memory = subject.model.model.memory if isinstance(subject.model, TideForCausalLM) else None
     if not isinstance(memory, EmbeddingMemory):
         return []
@@ -41,7 +41,7 @@ def _table_means(subject: Subject, bins: FrequencyBins) -> list[list[float | Non
 
 
 def _growth(subject: Subject, bins: FrequencyBins, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Of each checkpoint that is whole; no more than its embedding is loaded."""
+    """Return the norms at each checkpoint that is whole; only its embedding is loaded."""
     if subject.owner is None:
         return []
     found = []

@@ -98,7 +98,7 @@ def neighbours(
 
 
 def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """For each table, the ids nearest by cosine to each id, itself left out: A x N x J."""
+    """Return the ids nearest by cosine to each id in each table, itself left out: A x N x J."""
     ((_, found_ANJ),) = deque(nearest_so_far(model, ids_N, candidates), maxlen=1)
     return found_ANJ
 
@@ -106,7 +106,7 @@ def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tenso
 def nearest_so_far(
     model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """As the candidates are searched: how many were, and the nearest among them."""
+    """Yield, as candidates are searched, how many were and the nearest among them."""
     candidates, ids_N = candidates.to(model.device), ids_N.to(model.device)
     asked_AND = directions(model, ids_N)
     best = torch.empty(*asked_AND.shape[:2], 0, device=model.device)
@@ -128,7 +128,7 @@ def jaccard(a: Sequence[int], b: Sequence[int]) -> float:
 
 
 def _overlap(found_ANJ: torch.Tensor) -> dict[str, Any]:
-    """By block, Jaccard's index with E's neighbours for each id asked for."""
+    """Return Jaccard's index with E's neighbours for each id, by block."""
     base, *blocks = found_ANJ.tolist()
     return {
         "ids": len(base),
@@ -137,7 +137,7 @@ def _overlap(found_ANJ: torch.Tensor) -> dict[str, Any]:
 
 
 def neighbours_of(subject: Subject, id: int, found_AJ: torch.Tensor) -> dict[str, Any]:
-    """Those of one token in E and in each block, and how much of E's each block shares."""
+    """Return one token's neighbours in E and in each block, and how much of E's each block shares."""
     base, *blocks = found_AJ.tolist()
     return {
         "id": id,
@@ -156,7 +156,7 @@ def single_token(subject: Subject, word: str) -> int:
 
 
 def known_ids(subject: Subject) -> torch.Tensor:
-    """Those that occur, or all if that is not known."""
+    """Return the ids that occur, or all if that is not known."""
     if subject.frequencies is None:
         return torch.arange(subject.vocabulary)
     return torch.from_numpy(np.flatnonzero(subject.frequencies.counts_V))

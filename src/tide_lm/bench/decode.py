@@ -58,7 +58,7 @@ def measure(
 
 
 def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
-    """From the prompts to the end of the cache, after a first time, which compiles and captures."""
+    """Time a generation to the end of the cache, after a first one, which compiles and captures."""
     tokens = engine.length - len(prompts[0])
     list(engine.generate(prompts, tokens))
     _forget_peak()
@@ -80,7 +80,7 @@ def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
 def measure_store(
     preset: str, cache_bytes: int, ids: Sequence[int], counts_V: np.ndarray | None
 ) -> dict[str, Any]:
-    """Of given tokens, one after the other, how many rows are in the cache, and what a step costs then.
+    """Count how many rows of given tokens the cache has, and time a step with them and without.
 
     `device` steps are of the same packed rows on the device, and wait for each token as well.
     """
@@ -131,7 +131,7 @@ def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], li
 def random_model(
     shape: ModelConfig, residence: Residence, store: Path | None = None
 ) -> Iterator[TideForCausalLM]:
-    """Of random weights, in bfloat16; packed, with a store, if its rows are not on the device."""
+    """Make a model of random weights in bfloat16; it is packed if its rows are not on the device."""
     device, packed = _device(), store is not None or residence.place is not Place.device
     kept = {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}} if packed else {}
     config = TideConfig(**shape.to_transformers(), **kept)
@@ -172,7 +172,7 @@ def _peers(model: TideForCausalLM, prompts: list[list[int]], tokens: int) -> dic
 
 
 def _weight_bytes(model: TideForCausalLM) -> int:
-    """Of what each token needs: all but the tables, and of an embedding that is no head as well a row."""
+    """Count the bytes that each token needs: no tables, and one row of an embedding that is no head."""
     tables = {id(parameter) for name, parameter in model.named_parameters() if ".memory." in name}
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         tables.add(id(model.model.embed_tokens.weight))

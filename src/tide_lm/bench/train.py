@@ -54,7 +54,7 @@ class Clock:
 
 
 def shape_of(model: str) -> ModelConfig:
-    """Of `PRESET`, `PRESET+values` with rows in attention's values too, or either before `:IDS`, which sets
+    """Parse `PRESET`, `PRESET+values` with rows in attention's values, or either before `:IDS`, which sets
     the size of the vocabulary."""
     name, colon, ids = model.partition(":")
     if colon and not (ids.isdecimal() and int(ids) >= 2):

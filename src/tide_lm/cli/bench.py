@@ -207,7 +207,7 @@ def _tokens(ids: Path | None, counts: Path | None, vocabulary: int) -> tuple[lis
 
 
 def _end_on_signals() -> None:
-    """As Ctrl-C does, so that temporary folders are removed."""
+    """End on SIGTERM as on Ctrl-C, so that temporary folders are removed."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
@@ -286,7 +286,7 @@ def store(
 
 
 def _check(out: Path | None) -> None:
-    """That a result can be written, which is better known before the timing."""
+    """Check that a result can be written, before the timing."""
     if out is None:
         return
     if out.is_dir():

@@ -6,7 +6,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_free(host: str, port: int) -> None:
-    """Before a model is loaded for nothing."""
+    """Check that the port is free, before a model is loaded for nothing."""
     if not host:
         raise ValueError("--host is empty: give an address, such as 127.0.0.1")
     try:

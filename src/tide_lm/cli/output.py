@@ -37,7 +37,7 @@ def print_table(
 
 
 def let_first_speak() -> None:
-    """Before an error that all processes of torchrun may have met."""
+    """Wait before an error that all processes of torchrun may have met."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from tide_lm.run import process_group
 

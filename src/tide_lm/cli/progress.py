@@ -35,7 +35,7 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def tidy_end() -> Iterator[None]:
-    """Has a request to end (SIGTERM) remove what is half-written, as Ctrl-C does."""
+    """Remove what is half-written at a request to end (SIGTERM), as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

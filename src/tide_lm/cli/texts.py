@@ -85,7 +85,7 @@ class Reading:
     batch: int = 8
 
     def texts_of(self, subject: "Subject") -> dict[str, Path]:
-        """Those given, which must be there, or what the model's run holds out."""
+        """Return the given texts, which must be there, or what the model's run holds out."""
         from tide_lm.data import shards, sources
 
         for path in self.texts.values():

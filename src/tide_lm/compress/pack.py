@@ -21,7 +21,7 @@ _AT_ONCE = 4096
 
 
 def fingerprint(model: TideForCausalLM) -> str:
-    """Of the weights that stay beside a store, and of the tables that it is made from: half of it each."""
+    """Hash the weights that stay beside a store, and the tables that it is made from: half of it each."""
     return _sum(model, tables=False) + _sum(model, tables=True)
 
 

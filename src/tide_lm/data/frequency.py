@@ -90,7 +90,7 @@ class FrequencyBins:
         return cls.from_counts(_read_counts(path, len(tokenizer)), tokenizer, cap)
 
     def extended(self, vocab_size: int) -> "FrequencyBins":
-        """For a model with more ids than the tokenizer: those occur nowhere."""
+        """Add the ids that a model has and its tokenizer lacks: they occur nowhere."""
         more = vocab_size - len(self.bins_V)
         if more < 0:
             raise ValueError(
@@ -101,7 +101,7 @@ class FrequencyBins:
         return FrequencyBins(bins_V, np.concatenate([self.counts_V, np.zeros(more, np.int64)]))
 
     def decile(self, id: int) -> int | None:
-        """From 0, the rarest; None if an id has none."""
+        """Return an id's decile, from 0, the rarest; None if it has none."""
         found = int(self.bins_V[id])
         return None if found == UNBINNED else found
 

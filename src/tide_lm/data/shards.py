@@ -89,7 +89,7 @@ def stored(dtype: str) -> np.dtype:
 
 
 def is_full(tokens: int, shard_tokens: int) -> bool:
-    """Whether a shard that has so many tokens at the end of a document ends there."""
+    """Tell whether a shard that has so many tokens at the end of a document ends there."""
     return tokens >= shard_tokens
 
 

@@ -76,7 +76,7 @@ def token_texts(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> lis
 
 
 def texts_in_order(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
-    """As `token_texts`, of ids that follow one another: a character is that of the id that completes it."""
+    """Return `token_texts` of ids in a row: a character belongs to the id that completes it."""
     alone = _decoded(tokenizer, [[id] for id in ids])
     texts = _named(tokenizer, ids, alone)
     begun: list[int] = []
@@ -100,7 +100,7 @@ def _decoded(tokenizer: "PreTrainedTokenizerFast", sequences: Iterable[Sequence[
 
 
 def _named(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int], texts: Sequence[str]) -> list[str]:
-    """With the bytes of those that are no whole character, if they are stored as signs for bytes."""
+    """Name the bytes of tokens that are no whole character, if they are stored as signs for bytes."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}

@@ -212,7 +212,7 @@ def task_result(name: str, score: float, samples: int, split: str) -> dict[str, 
 
 
 def average(scores: dict[str, dict[str, Any]]) -> float | None:
-    """Of all eight tasks; of fewer, it would not be the paper's."""
+    """Average all eight tasks; fewer would not be the paper's average."""
     if len(scores) < len(TASKS):
         return None
     return sum(score["score"] for score in scores.values()) / len(TASKS)
@@ -220,7 +220,7 @@ def average(scores: dict[str, dict[str, Any]]) -> float | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Of lm-eval's log, only errors."""
+    """Show only the errors of lm-eval's log."""
     log = logging.getLogger("lm_eval")
     level = log.level
     log.setLevel(logging.ERROR)

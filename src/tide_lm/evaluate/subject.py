@@ -54,7 +54,7 @@ class Subject:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """With its weights, which are not read before they are asked for."""
+        """The model with its weights, which are read when they are first asked for."""
         model = self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
         logits_2TV = _logits_of_two(model)
         if not logits_2TV.isfinite().all():
@@ -192,7 +192,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _check_place(run: Path, model: str) -> None:
-    """That no other model has its results there: two folders may have one name."""
+    """Check that no other model has its results there: two folders may have one name."""
     for path in (run / "results").glob("*.json"):
         try:
             other = json.loads(path.read_text(encoding="utf-8"))["subject"]["model"]
@@ -240,19 +240,19 @@ def _naming(folder: str) -> Iterator[None]:
 
 @torch.no_grad()
 def _logits_of_two(model: PreTrainedModel) -> torch.Tensor:
-    """Of two sequences that end in different tokens, without the last."""
+    """Return the logits of two sequences that end in different tokens, without the last."""
     ids_BT = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
     return torch.cat([model(ids_BT[row : row + 1], use_cache=False).logits[:, :-1].float() for row in (0, 1)])
 
 
 def _is_causal(logits_2TV: torch.Tensor, rounding: float) -> bool:
-    """Whether earlier logits stay as they are when the last token changes."""
+    """Tell whether earlier logits stay as they are when the last token changes."""
     one, other = logits_2TV
     return bool((one - other).abs().max() <= rounding * one.abs().max())
 
 
 def _whole_checkpoint(run: Path, step: int | None) -> Path:
-    """That of a step, or the newest."""
+    """Return the checkpoint of a step, or the newest."""
     folder = RunDirectory(run).checkpoints
     found = checkpoint.steps(folder)
     if not found:
@@ -306,7 +306,7 @@ def _frequencies(
 def _stored_frequencies(
     folder: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
 ) -> FrequencyBins | None:
-    """Of a packed model whose store has counts."""
+    """Return the counts that a packed model's store has."""
     if not isinstance(config, TideConfig) or config.memory_store is None:
         return None
     with _naming(folder):

@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """Of a choice; `greedy` if the model finds each of its tokens the likeliest."""
+    """The likelihood of a choice; `greedy` if the model finds each of its tokens the likeliest."""
 
     log: float
     greedy: bool
@@ -222,7 +222,7 @@ class Encoder:
 
 
 def likelihoods(model: PreTrainedModel, requests: Sequence[Request], batch: int) -> list[Likelihood]:
-    """In the order of the requests; the longest are done first, so that what does not fit fails at once."""
+    """Return likelihoods in the order of the requests; the longest are done first, to fail at once."""
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i].ids))
     found: dict[int, Likelihood] = {}
     for start in range(0, len(order), batch):
@@ -233,7 +233,7 @@ def likelihoods(model: PreTrainedModel, requests: Sequence[Request], batch: int)
 
 @torch.no_grad()
 def _likelihoods(model: PreTrainedModel, requests: Sequence[Request]) -> list[Likelihood]:
-    """Of one batch, filled up on the right, which no predicted token sees.
+    """Score one batch, padded on the right, which no predicted token sees.
 
     Logits are asked for from the first predicted place on, and made float32 one request at a time.
     """

@@ -60,7 +60,7 @@ class Explorer:
 
     @cached_property
     def names(self) -> tuple[str, str | None]:
-        """Of both models; by their paths where that tells them apart."""
+        """The names of both models, or their paths where names are the same."""
         if self.base is None:
             return self.subject.name, None
         same = self.base.name == self.subject.name
@@ -72,7 +72,7 @@ class Explorer:
 
     @property
     def colours(self) -> list[Colour]:
-        """Those that tell something of this model."""
+        """The colours that tell something of this model."""
         absent = set() if self.base else {Colour.gain}
         absent |= set() if self.subject.frequencies else {Colour.decile}
         absent |= set() if self.subject.has_memory else {Colour.drawn}
@@ -129,7 +129,7 @@ class Explorer:
         return marks.found_tokens({id: self.vocabulary.texts[id] for id in ids}, total)
 
     def token(self, id: Any, turn: Turn) -> Iterator[str]:
-        """Its numbers at once, and its neighbours as they are found."""
+        """Yield a token's numbers at once, and its neighbours as they are found."""
         if type(id) is not int or not 0 <= id < self.subject.vocabulary:
             return
         with self.reader.lock:

@@ -19,7 +19,7 @@ PAIR = "their", "there", "On the blackboard the teacher wrote"
 
 
 class Turns:
-    """Of each visitor, what he asked last."""
+    """What each visitor asked last."""
 
     def __init__(self) -> None:
         self._last: dict[str | None, Turn] = {}
@@ -49,7 +49,7 @@ def build(explorer: Explorer) -> "Blocks":
     import gradio as gr
 
     def told(function: Callable) -> Callable:
-        """Has the page show what is wrong."""
+        """Show on the page what is wrong."""
 
         @functools.wraps(function)
         def answer(*given: Any) -> Any:

@@ -35,7 +35,7 @@ def endings_of(
 
 @torch.no_grad()
 def distances(subject: Subject, endings: list[list[int]], template: str) -> dict[str, list[float]]:
-    """By layer: the distance of both states over their mean norm; with memory and without, if there is one.
+    """Return, by layer, the distance of both states over their mean norm: with memory, and without it.
 
     The template ends where the tokens stand, so that nothing else differs.
     """

@@ -100,7 +100,7 @@ class Reader:
 
     @property
     def window(self) -> int:
-        """Of tokens, as in training where that is known, and no longer than a model bears."""
+        """The tokens of a window: as in training where that is known, and no longer than a model bears."""
         configs = [subject.config.get_text_config() for subject in (self.subject, self.base) if subject]
         positions = [getattr(config, "max_position_embeddings", LONGEST_WINDOW) for config in configs]
         return min(self.subject.sequence or LONGEST_WINDOW, LONGEST_WINDOW, *positions)
@@ -207,7 +207,7 @@ class Shares(NamedTuple):
 
 
 def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
-    """Of the last token, by layer: router weights, and the norms of what memory adds and of what it meets.
+    """Return, for the last token by layer, router weights and the norms of what memory adds and meets.
 
     What joins attention's values is not counted. And what is predicted to follow.
     """
@@ -242,13 +242,13 @@ def _finite(losses: list[float], subject: Subject) -> list[float]:
 
 
 def _losses(model: PreTrainedModel, ids_T: torch.Tensor) -> list[float]:
-    """Of all but the first."""
+    """Return the losses of all tokens but the first."""
     ids_BT = ids_T[None].to(model.device)
     return token_losses(model, ids_BT[:, :-1], ids_BT[:, 1:])[0].tolist()
 
 
 def _losses_and_drawn(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Of all but the first, and of all."""
+    """Return the losses of all tokens but the first, and the weights on memory of all."""
     ids_BT = ids_T[None].to(model.device)
     found = model.model(ids_BT, use_cache=False, output_router_weights=True)
     null_LT = torch.stack([weights_BTS[0, :, -1].float() for weights_BTS in found["router_weights"]])

@@ -48,7 +48,7 @@ class Vocabulary:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Of each id of the model; those that the tokenizer lacks are empty."""
+        """The text of each id of the model; those that the tokenizer lacks are empty."""
         tokenizer = self.subject.tokenizer
         known = min(self.subject.vocabulary, tokenizers.vocab_size(tokenizer))
         return tokenizers.token_texts(tokenizer, range(known)) + [""] * (self.subject.vocabulary - known)
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @torch.no_grad()
     def neighbours(self, id: int) -> Iterator[Neighbours]:
-        """As they are found."""
+        """Yield neighbours as they are found."""
         candidates = self._candidates
         for searched, found in tables.nearest_so_far(self.subject.tide, torch.tensor([id]), candidates):
             base, *blocks = found[:, 0].tolist()

@@ -1,1 +1,1 @@
-"""To and from what others have: Llama checkpoints, serving stacks."""
+"""Other projects' formats: Llama checkpoints, serving stacks."""

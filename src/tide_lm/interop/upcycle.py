@@ -62,7 +62,7 @@ class Source:
 
     @cached_property
     def is_tied(self) -> bool:
-        """Whether the head is the embedding: transformers does not tie it to another if a file has it."""
+        """Tell whether the head is the embedding: transformers does not tie a head that a file has."""
         head, embedding = (self.tensors.get(f"{name}.weight") for name in ("lm_head", "model.embed_tokens"))
         if head is None or embedding is None or not self.config.tie_word_embeddings:
             return self.config.tie_word_embeddings
@@ -70,7 +70,7 @@ class Source:
 
 
 def open_source(model: str) -> Source:
-    """Of a folder here, or of a name on the Hub."""
+    """Open a folder here, or a name on the Hub."""
     try:
         here = Path(model).is_dir()
         folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_KINDS))
@@ -149,7 +149,7 @@ def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
 
 
 def check_weights(folder: Path) -> None:
-    """That a folder has all weights that its configuration calls for, and no others."""
+    """Check that a folder has all weights that its configuration calls for, and no others."""
     source = open_source(str(folder))
     config = copy.copy(source.config)
     config.tie_word_embeddings = source.is_tied

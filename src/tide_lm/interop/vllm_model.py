@@ -31,7 +31,7 @@ _OP = "tide_lm::vllm_rows"
 
 
 def residence_of(vllm_config: VllmConfig) -> Residence:
-    """Where rows are, as `--additional-config` says."""
+    """Read from `--additional-config` where rows are."""
     given = vllm_config.additional_config
     given = given if isinstance(given, dict) else {}
     if unknown := [name for name in given if name.startswith("tide") and name not in _OPTIONS]:
@@ -91,7 +91,7 @@ def _(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None: ...
 
 
 def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
-    """Has graphs end before the look-up and begin after it; a graph of a whole step would hold it."""
+    """Split graphs at the look-up; a graph of a whole step would hold it."""
     compilation = vllm_config.compilation_config
     compilation.static_forward_context[prefix] = memory
     if compilation.splitting_ops is not None and _OP not in compilation.splitting_ops:
@@ -102,7 +102,7 @@ def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
 
 
 class TideAttention(llama.LlamaAttention):
-    """With a row of the token in its values, gated for each head (see model/values.py)."""
+    """Attention with a row of the token in its values, gated for each head (see model/values.py)."""
 
     def __init__(self, config: TideConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)

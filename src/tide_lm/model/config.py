@@ -112,7 +112,7 @@ class TideConfig(LlamaConfig):
         super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
 
     def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
-        """Of files that need no upload if they are as before: the shim was written a moment ago."""
+        """Leave out the shim, which was written a moment ago: files that are as before need no upload."""
         found = super()._get_files_timestamps(working_dir)
         return {name: time for name, time in found.items() if name != f"{_SHIM_MODULE}.py"}
 

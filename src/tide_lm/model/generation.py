@@ -25,7 +25,7 @@ class TideCausalLMOutputWithPast(CausalLMOutputWithPast):
 
 
 class TideGeneration(GenerationMixin):
-    """Has the rows of a packed model read as soon as a token is sampled."""
+    """Read the rows of a packed model as soon as a token is sampled."""
 
     def generate(
         self,

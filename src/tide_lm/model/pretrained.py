@@ -1,4 +1,4 @@
-"""At home in Hugging Face: a TIDE model's configuration, initialisation, loading and saving."""
+"""Initialisation, loading and saving of TIDE models, as transformers does it."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _SWITCHES = {".value_gate.": "memory_values", ".memory_gate.": "memory_gate"}  #
 
 
 def check_place(config: TideConfig, model: str, memory: Place | str | None) -> None:
-    """That rows can be there: those of a packed model anywhere, and tables on the device alone."""
+    """Check where rows are wanted: a packed model's may be anywhere, and tables on the device alone."""
     if memory in (Place.cpu, Place.store) and config.memory_store is None:
         lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
         if not config.num_memory_blocks:
@@ -99,7 +99,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         memory_cache_bytes: int = Residence().cache_bytes,
         **kwargs: Any,
     ) -> Any:
-        """As in transformers, but a checkpoint that lacks memory is an error, not random tables.
+        """Load as transformers does, but a checkpoint that lacks memory is an error, not random tables.
 
         `memory` says where the rows of a packed model are: on the `"device"`, as are the tables of others, in
         the host's memory (`"cpu"`), or in their file (`"store"`), of which so many bytes stay in memory.
@@ -147,7 +147,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
-        """As in transformers; the store of a packed model comes along."""
+        """Save as transformers does, with the store of a packed model."""
         stored = self.base_model.memory
         if isinstance(stored, StoredMemory) and is_main_process:
             assert self.config.memory_store is not None
@@ -162,7 +162,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
     def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
-        """Of files that need no upload if they are as before: the store was written a moment ago."""
+        """Leave out the store, which was written a moment ago: files that are as before need no upload."""
         store = (self.config.memory_store or {}).get("file")
         return {
             name: time for name, time in super()._get_files_timestamps(working_dir).items() if name != store
@@ -184,7 +184,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         super().gradient_checkpointing_enable(options, **kwargs)
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """As in transformers; the tables are embeddings too, and what is only looked up costs no FLOPs."""
+        """Count as transformers does; tables are embeddings too, and a look-up costs no FLOPs."""
         count = super().num_parameters(only_trainable, exclude_embeddings)
         table = getattr(self.base_model.memory, "weight", None)
         if not exclude_embeddings or table is None or (only_trainable and not table.requires_grad):

@@ -57,7 +57,7 @@ class StoredMemory(nn.Module):
             self._decode, self._host_VR = RowDecoder(file.header, file.sections), bytes_VR
 
     def hold(self, header: Header, sections: Mapping[str, np.ndarray], bytes_VR: torch.Tensor) -> None:
-        """Has all rows on the device that they are on."""
+        """Hold all rows on the device that they are on."""
         self._decode, self.bytes_VR = RowDecoder(header, sections), bytes_VR
 
     def all_bytes(self) -> torch.Tensor | None:
@@ -72,7 +72,7 @@ class StoredMemory(nn.Module):
 
     @property
     def counters(self) -> Counters:
-        """Of what was read; all zero where rows are in memory."""
+        """What was read; all zero where rows are in memory."""
         return self.rows.counters if self.rows is not None else Counters()
 
     def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype = torch.float32) -> Memory:

@@ -29,7 +29,7 @@ class Streamed:
 
 
 def header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
-    """Of a file: where tensors of these types and shapes lie, in the order in which they are written."""
+    """Return a file's header: where tensors of these types and shapes lie, in the order of writing."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -77,7 +77,7 @@ def read(path: Path) -> dict[str, Streamed]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those of a model that transformers would read."""
+    """Return the files of a model that transformers would read."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():

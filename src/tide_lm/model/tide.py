@@ -192,7 +192,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         output_router_weights: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """As in Llama; `memory` is a lookup made outside, `drop_memory_layers` get none of it."""
+        """Run Llama's forward; `memory` is a lookup made outside, `drop_memory_layers` get none of it."""
         if input_ids is not None:
             check_token_ids(input_ids, self.config.vocab_size)
         if output_router_weights is None:

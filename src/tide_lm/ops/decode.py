@@ -62,7 +62,7 @@ class DecodeShape:
         return None
 
     def macros(self, processors: int, shared: int) -> dict[str, int]:
-        """For a device with so many multiprocessors, and bytes of shared memory a block."""
+        """Return the macros for a device: its multiprocessors, and bytes of shared memory per block."""
         if self.key_heads > processors:
             raise ValueError(f"{self.key_heads} key heads, more than {processors} multiprocessors")
         slot = max(4 * self.hidden, 4 * self.heads * self.head_dim, 2 * self.intermediate)
@@ -104,7 +104,7 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class DecodeWeights:
-    """In bfloat16, a first dimension of layers where there is one; the head may be the embedding.
+    """Weights in bfloat16, layers first where there are any; the head may be the embedding.
 
     `qkv` has the values' gates last, `ffn` gate, up and router; rows of 0 make them multiples of 8.
     """
@@ -135,7 +135,7 @@ class RowBytes:
 
 
 class Args(ctypes.Structure):
-    """As decode.cu has it."""
+    """The arguments of the kernel, as decode.cu has them."""
 
     _fields_ = (
         *((field, ctypes.c_void_p) for field in DecodeWeights.__dataclass_fields__),
@@ -150,13 +150,13 @@ class Args(ctypes.Structure):
 
 
 def point(args: ctypes.Structure, tensors: Mapping[str, torch.Tensor | None]) -> None:
-    """Has a structure's pointers at tensors, which must outlive it."""
+    """Point a structure at tensors, which must outlive it."""
     for name, tensor in tensors.items():
         setattr(args, name, None if tensor is None else tensor.data_ptr())
 
 
 def point_rows(args: Args, rows: RowBytes | None) -> None:
-    """Has the kernel look the token's rows up by itself; without, `rows` must be filled before it runs."""
+    """Let the kernel look the token's rows up; without, `rows` must be filled before it runs."""
     if rows is not None:
         args.stride = rows.bytes_VR.stride(0)
         of_all = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}

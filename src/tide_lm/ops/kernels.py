@@ -9,7 +9,7 @@ VARIABLE = "TIDE_LM_KERNELS"
 
 
 def use_triton(tensor: torch.Tensor) -> bool:
-    """Whether ops on this tensor run in Triton: on a GPU where it is installed, or as the variable says."""
+    """Tell whether ops on a tensor run in Triton: on a GPU that has it, or as the variable says."""
     choice = os.environ.get(VARIABLE, "")
     if choice not in ("", "reference", "triton"):
         raise ValueError(f"{VARIABLE} is {choice!r}: set it to reference or triton, or leave it unset")

@@ -167,7 +167,7 @@ _memory_mix.register_autograd(_give, setup_context=_keep)
 def check_rows(
     rows_UKD: torch.Tensor, index_BT: torch.Tensor | None, tokens: Sequence[int], row: Sequence[int]
 ) -> None:
-    """That there are rows of a shape, K x D, for B x T tokens."""
+    """Check that there are rows of a shape, K x D, for B x T tokens."""
     (B, T), (K, D), held = tokens, row, tuple(rows_UKD.shape)
     if rows_UKD.ndim != 3 or held[1:] != (K, D):
         raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {K}, {D})")

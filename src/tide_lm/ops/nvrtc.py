@@ -42,7 +42,7 @@ class Module:
         weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
 
     def kernel(self, name: str, threads: int, shared: int) -> "Kernel":
-        """Of so many threads a block, with so many bytes of shared memory."""
+        """Return a kernel of so many threads per block, with so many bytes of shared memory."""
         function = ctypes.c_void_p()
         _call("cuModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
         _call("cuFuncSetAttribute", function, _CARVEOUT, 100)  # as all have it, none waits for it to change

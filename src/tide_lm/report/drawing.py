@@ -148,7 +148,7 @@ def sequence(length: int) -> list[Any]:
 
 
 def numbers(values: Sequence[float | None]) -> list[float]:
-    """For matplotlib, which leaves gaps at NaN."""
+    """Turn values into numbers for matplotlib, which leaves gaps at NaN."""
     return [float("nan") if value is None else value for value in values]
 
 

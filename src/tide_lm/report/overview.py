@@ -68,7 +68,7 @@ def _perplexities(runs: Runs, name: str) -> list[str]:
 
 
 def losses(runs: Runs) -> list[Table]:
-    """For each text that all runs were measured on: loss by decile and group, and differences."""
+    """Return loss by decile and group, and differences, for each text that all runs were measured on."""
     if not all(run.losses for run in runs):
         return []
     first, *others = runs

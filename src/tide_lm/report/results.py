@@ -175,7 +175,7 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether perplexities compare: of the same tokens, in the same windows."""
+    """Tell whether perplexities compare: of the same tokens, in the same windows."""
     keys = ("sha256", "tokens", "window", "stride")
     return len({tuple(result.get(key) for key in keys) for result in results}) == 1
 

@@ -79,7 +79,7 @@ def _perplexities(texts: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 def _benchmarks(result: dict[str, Any]) -> list[str]:
-    """In the order in which they were written, that of the paper's columns."""
+    """Return the table of benchmarks in the order of the paper's columns."""
 
     def percent(share: float | None) -> str:
         return _number(share and 100 * share, 1)
@@ -116,5 +116,5 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str
 
 
 def _plain(text: str) -> str:
-    """In one line, and no end of a cell."""
+    """Put text in one line, without the end of a cell."""
     return " ".join(text.split()).replace("|", r"\|")

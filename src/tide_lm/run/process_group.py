@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def together() -> bool:
-    """Whether this process is one of a group, which torchrun started."""
+    """Tell whether this process is one of a group, which torchrun started."""
     return dist.is_initialized()
 
 
@@ -112,7 +112,7 @@ def leave(status: int) -> None:
 
 
 def let_first_speak() -> None:
-    """Before an error that all processes may have met: the first tells it, and torchrun ends the others."""
+    """Wait before an error that all processes may have met: the first tells it, torchrun ends the others."""
     if started()[0] > 0:
         time.sleep(5)
 

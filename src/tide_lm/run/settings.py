@@ -239,7 +239,7 @@ class RunConfig:
         )
 
     def check_ranks(self, ranks: int) -> None:
-        """That so many processes can share a step."""
+        """Check that so many processes can share a step."""
         share, rest = divmod(self.train.batch, ranks)
         if rest or share % self.train.windows_at_once(ranks):
             raise ValueError(
@@ -344,7 +344,7 @@ def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_fixed(difference: str) -> bool:
-    """Whether a line of `differences` is of a setting that a run keeps from its first step."""
+    """Tell whether a line of `differences` names a setting that a run keeps from its first step."""
     name = difference.partition(":")[0]
     return name.startswith("model.") or name in _FIXED
 

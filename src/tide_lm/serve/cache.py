@@ -24,7 +24,7 @@ class SlotCache:
         like: torch.Tensor,
         together: bool = False,
     ) -> None:
-        """With all layers `together` it is one tensor, of which a compiled step would copy all."""
+        """Make a cache; `together`, all layers are one tensor, all of which a compiled step would copy."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # To look at all positions would be a case apart for a compiled step: one is never looked at.
         shape, layers = (2, batch, config.num_key_value_heads, length + 1, head), config.num_hidden_layers

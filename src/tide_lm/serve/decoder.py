@@ -20,7 +20,7 @@ _GROUPED = "tide_grouped"  # attention, as transformers is told
 
 
 class Forward(ABC):
-    """From the tokens at the cache's places to the next ones, which it leaves there.
+    """A step from the tokens at the cache's places to the next ones, which it leaves there.
 
     If it `waits`, tokens have to be known to the host before a step, which looks their rows up for it.
     """
@@ -33,7 +33,7 @@ class Forward(ABC):
 
     @abstractmethod
     def look_up(self, ids: list[int]) -> None:
-        """Has the rows of these tokens, which are those of the cache, where the next step finds them."""
+        """Put the rows of these tokens, which are those of the cache, where the next step finds them."""
 
     @abstractmethod
     def step(self, sampling: Sampling, generator: torch.Generator) -> None: ...
@@ -47,7 +47,7 @@ class Forward(ABC):
 
 
 class ModelForward(Forward):
-    """By the model's own forward, compiled on a GPU; not `tuned`, with its own products and attention."""
+    """A step by the model's forward, compiled on a GPU; not `tuned`, with its own products and attention."""
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, tuned: bool = True) -> None:
         super().__init__(model, cache)
@@ -98,7 +98,7 @@ def _grouped_attention(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Of one token: heads that share keys are as many tokens of one head, so that keys are not repeated."""
+    """Attend from one token: heads that share keys become tokens of one head; no key is repeated."""
     grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])
     out = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=attention_mask, scale=scaling

@@ -178,7 +178,7 @@ class Engine:
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    """That it is one whose forward the engine knows, in one place."""
+    """Check that the engine knows the model's forward, and that it is in one place."""
     if not isinstance(model, PreTrainedModel) or not hasattr(model, "lm_head"):
         raise ValueError(
             f"this is a {type(model).__name__}: give a causal model of transformers, as PEFT has in "

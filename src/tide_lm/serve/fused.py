@@ -83,7 +83,7 @@ def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
 
 
 class FusedForward(Forward):
-    """By one kernel a token, of a model for which `why_not` says nothing."""
+    """A step by one kernel per token, for a model of which `why_not` says nothing."""
 
     def __init__(
         self, model: PreTrainedModel, cache: SlotCache, changes: Mapping[str, int] = MappingProxyType({})
@@ -124,7 +124,7 @@ class FusedForward(Forward):
 
 
 def pinned_place(memory: EmbeddingMemory | StoredMemory) -> torch.Tensor | None:
-    """Of memory in a file with a cache that a GPU reads: to hold which of the cache's rows is wanted.
+    """Return a place, for memory in a file with a cache that a GPU reads, that says which row is wanted.
 
     With two rows or more, the one that a step reads is never the one that is given to another token next.
     """

@@ -29,7 +29,7 @@ def why_apart(model: PreTrainedModel) -> str | None:
 
 
 def is_plain(part: nn.Module) -> bool:
-    """Whether it does what its weight says, and nothing else."""
+    """Tell whether a part does what its weight says, and nothing else."""
     return type(part) in (nn.Linear, nn.Embedding, MemoryRouter) and "forward" not in vars(part)
 
 
@@ -107,7 +107,7 @@ class _Joint:
 
 
 class JointProducts:
-    """Has queries, keys and values made by one product, and so the FFN's first half and the router.
+    """Make queries, keys and values by one product, and the FFN's first half and the router by another.
 
     All weights are stacked for it, so that an engine that needs them all moves none under another.
     """

@@ -11,13 +11,13 @@ from tide_lm.serve.sampling import Sampling
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """With the token that documents of the training data begin with."""
+    """Return a prompt's ids, after the token that documents of the training data begin with."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return [*([] if first is None else [first]), *tokenizer.encode(prompt, add_special_tokens=False)]
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> frozenset[int]:
-    """Of the end of a document, or the beginning of the next."""
+    """Return the ids that end a document, or begin the next."""
     of_model = model.generation_config.eos_token_id
     ends = of_model if isinstance(of_model, list) else [of_model]
     return frozenset(
@@ -74,7 +74,7 @@ def generate_plainly(
     stop: frozenset[int],
     put: Callable[[int], None],
 ) -> None:
-    """By transformers, for what the engine is not for; `put` gets each token as it comes."""
+    """Generate with transformers what the engine is not for; `put` gets each token as it comes."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and len(prompt) + max_new_tokens > longest:
         raise ValueError(

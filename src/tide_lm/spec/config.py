@@ -26,14 +26,14 @@ class Residence(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Residence":
-        """As commands have it: `device`, `cpu`, `store`, or `store:256` with so many MiB."""
+        """Parse a command's `device`, `cpu`, `store`, or `store:256` with so many MiB."""
         if not (found := re.fullmatch(rf"({'|'.join(Place)})|store:(\d{{1,9}})", text)):
             raise ValueError(f"{text!r} is none of {', '.join(Place)} and store:MIB, as in store:256")
         return cls(Place.store, int(found[2]) << 20) if found[2] else cls(Place(text))
 
 
 def check_own_blocks(blocks: int, layers: int) -> None:
-    """That there is a layer for each block."""
+    """Check that there is a layer for each block."""
     if blocks > layers:
         raise ValueError(
             f"num_memory_blocks is {blocks}, and with memory_own_block {layers} layers use one each: "

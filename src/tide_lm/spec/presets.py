@@ -25,7 +25,7 @@ class Preset:
 
 
 def _short_run(sequence: int, max_lr: float, warmup_steps: int) -> dict[str, dict[str, Any]]:
-    """For a run of minutes: higher rates and a short warm-up."""
+    """Return settings for a run of minutes: higher rates and a short warm-up."""
     rates = {"max_lr": max_lr, "min_lr": max_lr / 10, "warmup_lr": max_lr / 100}
     return {
         "data": {"sequence": sequence},

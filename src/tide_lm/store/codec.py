@@ -49,7 +49,7 @@ class RowCodec:
 
     @property
     def levels(self) -> torch.Tensor:
-        """In 8 bits even ones, and in fewer those of the least mean square error for a Gaussian."""
+        """Return levels: even ones in 8 bits, in fewer those of the least square error for a Gaussian."""
         if self.bits == 16:
             return torch.empty(0)
         return (torch.arange(256) - 128) / 127 if self.bits == 8 else gaussian_levels(self.bits)
@@ -167,5 +167,5 @@ def _fitted_scales(groups_UGn: torch.Tensor, levels: torch.Tensor) -> torch.Tens
 
 
 def _or_one(scale: torch.Tensor) -> torch.Tensor:
-    """To divide by, where what is divided is 0 as well."""
+    """Replace 0 by 1, to divide by where what is divided is 0 as well."""
     return torch.where(scale > 0, scale, 1)

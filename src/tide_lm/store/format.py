@@ -106,7 +106,7 @@ class Header:
 
     @property
     def row_bytes(self) -> int:
-        """Of a token, with its checksum."""
+        """The bytes of a token's row, with its checksum."""
         return self.codec.row_bytes + 4
 
     @property
@@ -143,7 +143,7 @@ class Header:
         return self.rows_at + stride * self.stride + place * self.row_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Its text, as JSON: what a reader needs, much of which follows from the rest."""
+        """Return the header as JSON has it: what a reader needs, much of which follows from the rest."""
         primary = {name: getattr(self, name) for name in _PRIMARY} | {"ranks": list(self.ranks)}
         derived = ("row_bytes", "rows_at", "rows_in_stride", "stride", "file_bytes")
         sections = {
@@ -196,7 +196,7 @@ def _check(name: str, value: Any, least: int, most: int) -> None:
 
 
 def read_header(file: BinaryIO, size: int) -> Header:
-    """Of a file of so many bytes, which must be those that its header calls for."""
+    """Read the header of a file of so many bytes, which must be those that the header calls for."""
     header = Header.from_bytes(file.read(HEADER_BYTES))
     if size != header.file_bytes:
         raise StoreError(

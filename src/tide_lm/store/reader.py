@@ -88,7 +88,7 @@ class StoreFile:
             return read_section(self._plain, self.header.sections[name], name)
 
     def check_model(self, **expected: Any) -> None:
-        """That it belongs to a model of which the header has these values."""
+        """Check that the store belongs to a model of which the header has these values."""
         for name, value in expected.items():
             if (found := getattr(self.header, name)) != value:
                 raise StoreError(
@@ -98,7 +98,7 @@ class StoreFile:
                 )
 
     def check_name(self) -> None:
-        """That it is still this file which has its name, and as long as it was."""
+        """Check that the name is still this file's, and that it is as long as it was."""
         here = os.fstat(self._plain)
         if not self.path.exists() or not os.path.samestat(here, self.path.stat()):
             raise StoreError(f"{self.path} was replaced or removed after it was opened: open the model again")
@@ -185,7 +185,7 @@ class _Batch:
         self._sum(np.arange(part.start, part.stop))
 
     def read_at_once(self, reads: AsyncReads) -> None:
-        """As many as can be begun; those that have ended are summed up meanwhile."""
+        """Begin as many reads as can be begun; those that have ended are checked meanwhile."""
         addresses_U = self.blocks_UB.ctypes.data + np.arange(len(self.at_U)) * self._width
         begun = ended = 0
         stop = len(self.at_U)
@@ -306,7 +306,7 @@ class StoredRows:
             return self._places[token]
 
     def move_to(self, array_CR: np.ndarray) -> None:
-        """Has the cache in an array of its shape, such as one that a GPU can read."""
+        """Move the cache into an array of its shape, such as one that a GPU can read."""
         with self._lock:
             array_CR[:] = self.cached_CR
             self.cached_CR = array_CR
@@ -322,7 +322,7 @@ class StoredRows:
             self._ahead = (missed, self._reader().submit(self._read, missed)) if len(missed) else None
 
     def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray, most: int) -> None:
-        """In free places, and then in those of the rows that were not used for the longest.
+        """Keep rows in free places, and then in those of the rows that were not used for the longest.
 
         Of more than there is room for, the first: tokenizers number frequent tokens before rare ones.
         Wherever it is interrupted, a place may be lost, and no token has another's row.

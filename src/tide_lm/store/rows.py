@@ -1,4 +1,4 @@
-"""From a row's bytes to its numbers, the same on any device and wherever the bytes come from."""
+"""Decode a row's bytes to its numbers: the same on any device, wherever the bytes come from."""
 
 from collections.abc import Mapping
 

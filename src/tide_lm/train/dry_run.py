@@ -43,7 +43,7 @@ def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
 def _bytes(
     config: RunConfig, manifest: Manifest, parameters: estimate.Parameters, processes: int
 ) -> dict[str, int]:
-    """Of float32 parameters, of which each process has its share.
+    """Count the bytes of float32 parameters, of which each process has its share.
 
     The backward of a first micro-batch turns activations into gradients. No gradient of the tables is held;
     that of a batch's rows counts with the activations.

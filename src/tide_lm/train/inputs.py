@@ -52,7 +52,7 @@ def _check_vocabulary(manifest: Manifest, folder: Path, model: ModelSection) -> 
 
 
 def _check_same_tokenizer(start: Path, folder: Path, manifest: Manifest) -> None:
-    """That a model which knows its tokens goes on with them, if its folder has a tokenizer."""
+    """Check that a model goes on with the tokens that it knows, if its folder has a tokenizer."""
     if not (start / "tokenizer.json").is_file():
         return
     if tokenizers.fingerprint(tokenizers.load(str(start.absolute()))) != manifest.tokenizer_sha256:

@@ -20,7 +20,7 @@ from tide_lm.run.settings import RunConfig, TrainSection
 
 
 def model_config(config: RunConfig, manifest: Manifest) -> TideConfig:
-    """That of the folder to start from, or the preset with what settings and the data's tokenizer change."""
+    """Return the start's config, or the preset's with what settings and the data's tokenizer change."""
     shape = config.model.shape()
     if config.model.start:
         if config.data.sequence > shape.max_position_embeddings:
@@ -86,7 +86,7 @@ class Objective(nn.Module):
             return chunked_cross_entropy(hidden_BTD.flatten(0, 1), head_VD, targets_BT.flatten(), self.z_loss)
 
     def precision(self, device: torch.device) -> torch.autocast:
-        """In which products are calculated."""
+        """Return the context in which products are calculated."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16)
 
     def _normed(self, lent: Lent, norm: MemoryNorm) -> Memory:

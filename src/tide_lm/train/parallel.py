@@ -66,13 +66,13 @@ def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) ->
 
 
 def gather(objective: Objective) -> None:
-    """For calls of the model that do not go through the objective, which gathers what its layers do not."""
+    """Gather parameters for calls of the model that do not go through the objective."""
     if isinstance(objective, FSDPModule):
         objective.unshard()
 
 
 def spread(objective: Objective) -> None:
-    """After a forward pass without a backward, which would do it: parameters are shards again."""
+    """Shard parameters again after a forward pass without a backward, which would do it."""
     if isinstance(objective, FSDPModule):
         objective.reshard()
 

@@ -33,7 +33,7 @@ class Exchange:
 
     @classmethod
     def plan(cls, keys_U: torch.Tensor, rows_a_rank: int) -> "Exchange":
-        """For keys of `ShardedMemory.keys` in ascending order, on the host."""
+        """Plan an exchange for keys of `ShardedMemory.keys` in ascending order, on the host."""
         asked_by_rank = torch.bincount(keys_U // rows_a_rank, minlength=process_group.count())
         wanted_by_rank = torch.empty_like(asked_by_rank)
         dist.all_to_all_single(wanted_by_rank, asked_by_rank)

@@ -34,13 +34,13 @@ class StepRows(NamedTuple):
 
 
 def are_off(memory: EmbeddingMemory) -> bool:
-    """Whether all gains are 0: rows get no gradient then, and must not decay."""
+    """Tell whether all gains are 0: rows get no gradient then, and must not decay."""
     size = torch.linalg.vector_norm(memory.norm.weight.detach())
     return not (size.full_tensor() if isinstance(size, DTensor) else size)
 
 
 def let_wait(memory: EmbeddingMemory | None) -> None:
-    """Has a table that is trained densely left out of the next step, while gains are 0."""
+    """Leave a table that is trained densely out of the next step, while gains are 0."""
     if memory is not None and are_off(memory):
         memory.weight.grad = None
 

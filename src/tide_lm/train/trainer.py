@@ -131,7 +131,7 @@ class Trainer:
             raise ValueError(faults[0])
 
     def _check_run(self) -> None:
-        """That the folder is free, or holds a run with these settings that is to be resumed."""
+        """Check that the folder is free, or holds a run with these settings that is to be resumed."""
         before = self.run.read_config()
         if not self.resume and (before is not None or checkpoint.steps(self.run.checkpoints)):
             raise ValueError(f"{self.run.path} holds a run already: add --resume, or choose another --run")
@@ -139,7 +139,7 @@ class Trainer:
             self._refuse_changes(before)
 
     def _refuse_changes(self, before: dict[str, Any]) -> None:
-        """Where data lie may change, which the loader knows by their checksums, and where a model was."""
+        """Refuse changed settings, but of places: shards are verified by their checksums."""
         changed = differences(RunConfig.from_saved(before), self.config)
         changed = [line for line in changed if not line.startswith(("data.path:", "model.start:"))]
         fixed = [line for line in changed if is_fixed(line)]
@@ -209,7 +209,7 @@ class Trainer:
             self.tell(f"trained: the memory; all else stays as it is in {self.config.model.start}")
 
     def _keep_start(self) -> None:
-        """What is needed of the model that the run started from, once its weights are in a checkpoint."""
+        """Keep what is needed of the start's folder, once its weights are in a checkpoint."""
         start, kept = Path(self.config.model.start), self.run.start_of(self.config.model.start)
         if self.config.model.start and not kept.exists():
             with files.write_folder(kept) as folder:
@@ -303,7 +303,7 @@ class Trainer:
         return [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in batches], rows
 
     def _is_finite(self, loss: float, norm: float) -> bool:
-        """Whether the step counts; it is left out if not, and several in a row end the run."""
+        """Tell whether the step counts; it is left out if not, and several in a row end the run."""
         if math.isfinite(loss) and math.isfinite(norm):
             self.non_finite = 0
             return True
@@ -372,7 +372,7 @@ class Trainer:
         self.objective.train()
 
     def _flush(self) -> None:
-        """Before the model is read as a whole."""
+        """Bring all rows up to date, before the model is read as a whole."""
         if self.tables is not None:
             self.tables.flush()
 

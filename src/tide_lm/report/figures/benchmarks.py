@@ -21,7 +21,7 @@ def _percent(value: float | None) -> float | None:
 
 
 def scores(run: Run, key: str = "score") -> list[float | None]:
-    """In percent, in the order of the paper's tasks."""
+    """Return scores in per cent, in the order of the paper's tasks."""
     return [_percent(_task(run, name).get(key)) for name in paper.TASKS]
 
 

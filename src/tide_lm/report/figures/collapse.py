@@ -18,7 +18,7 @@ MEASURES = {"distance": "L2 distance", "relative": "distance / mean norm"}
 
 
 def _categories(run: Run) -> dict[str, dict[str, Any]]:
-    """Those of which the tokenizer has at least one pair."""
+    """Return the categories of which the tokenizer has at least one pair."""
     return {name: found for name, found in run.result("collapse")["categories"].items() if found["pairs"]}
 
 

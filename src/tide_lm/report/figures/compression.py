@@ -51,7 +51,7 @@ def _chosen(run: Run, wanted: Callable[[Form], bool]) -> list[Form]:
 
 
 def changes(result: Result, form: Form) -> dict[str, float | None]:
-    """By text, how much more perplexity it has than with the tables as trained."""
+    """Return, by text, how much more perplexity it has than with the tables as trained."""
     found = {
         name: (text["perplexity"], form["texts"][name]["perplexity"])
         for name, text in result["as_trained"].items()
@@ -60,7 +60,7 @@ def changes(result: Result, form: Form) -> dict[str, float | None]:
 
 
 def worst_change(result: Result, form: Form) -> float | None:
-    """That of the text that loses most, as gains on another must not hide it."""
+    """Return the change of the text that loses most, as gains on another must not hide it."""
     found = list(changes(result, form).values())
     return max(value for value in found if value is not None) if None not in found else None
 

@@ -225,7 +225,7 @@ def _plain(name: str) -> str:
 
 
 def perplexities(values: Sequence[float | None], texts: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    """Of one text in each run; with what they were measured on, where runs differ in that."""
+    """Return one text's perplexity in each run, and what it was measured on where runs differ in that."""
     told = [
         NOT_MEASURED if text is None else _perplexity(value)
         for value, text in zip(values, texts, strict=True)

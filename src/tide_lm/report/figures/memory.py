@@ -30,7 +30,7 @@ def footprint_bytes(run: Run, blocks: int, bits: int, where: str) -> int | None:
 
 
 def _footprint_panel(name: str, run: Run) -> Panel:
-    """As the paper: weights in VRAM in 8 bits, tables on SSD in 4."""
+    """Draw, as the paper does, weights in VRAM in 8 bits and tables on SSD in 4."""
     rows = run.result("footprint")["rows"]
     blocks = sorted({row["blocks"] for row in rows})
     vram = [footprint_bytes(run, k, 8, "vram_bytes") or 0 for k in blocks]

@@ -133,7 +133,7 @@ def _growth_in_words(run: Run) -> str:
 
 
 def growth(now: float | None, start: float | None) -> float | None:
-    """In percent."""
+    """Return growth in per cent."""
     return None if now is None or not start else (now / start - 1) * 100
 
 
@@ -228,7 +228,7 @@ UPDATES = Figure(
 
 
 def gradient_lines(run: Run) -> dict[str, Deciles]:
-    """By decile: the two parts of E, and all tables together."""
+    """Return lines by decile: the two parts of E, and all tables together."""
     result = run.result("gradients")
     lines = {
         "E, through the input": result["embedding_input"],
