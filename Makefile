@@ -7,7 +7,7 @@
 # make test-vllm     tests with vLLM, on the CPU, in a virtual environment of their own
 # make lint          format, lint, types and floors alone
 # make format        format, and fix what can be fixed
-# make clean         remove what these made
+# make clean         remove environments and caches, for another PYTHON too
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
@@ -27,9 +27,9 @@ JOBS := --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 ifeq ($(strip $(PYTHON)),)
 $(error PYTHON is empty: call make with PYTHON=python3)
 endif
-# A virtual environment knows its place: one that was moved or copied is made anew.
+# A virtual environment knows its place and its Python: one that was moved, or has none, is made anew.
 $(foreach venv,$(VENV) $(OLDEST) $(NEWEST) $(VLLM),$(shell \
-  test "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
+  test -x $(venv)/bin/python -a "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint demo format clean

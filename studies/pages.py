@@ -22,7 +22,7 @@ def blocks(results: Path) -> Blocks:
             f"{results / 'upcycling'} holds no results: make them with `python -m studies upcycle`"
         )
     cache = _read(results / "study" / "cache.json")
-    demo = _read(results / "cpu" / "demo.json")
+    demo, waiting = (_read(results / "cpu" / f"{name}.json") for name in ("demo", "waiting_times"))
     train, values, decode = (
         _read(results / "h200" / f"{name}.json") for name in ("train", "values", "decode")
     )
@@ -75,6 +75,7 @@ def blocks(results: Path) -> Blocks:
         "upcycling-in-short": partial(upcycling_report.in_short, upcycled),
         "upcycling-tokens": partial(upcycling_report.tokens, upcycled),
         "upcycling-ways": partial(upcycling_report.ways, upcycled),
+        "waiting-times": partial(readme_report.waiting_times, waiting, demo),
     }
 
 

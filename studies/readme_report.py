@@ -122,6 +122,18 @@ def demo_setting(result: Mapping[str, Any]) -> str:
     )
 
 
+def waiting_times(result: Mapping[str, Any], demo: Mapping[str, Any]) -> str:
+    """How long a newcomer waits for each command, once all is set up, and for all of it."""
+    seconds, cores = result["seconds"], result["provenance"]["machine"]["cores"]
+    tests, first, everything = (
+        f"{each / 60:.0f} minutes" for each in (seconds["test"], demo["seconds"], sum(seconds.values()))
+    )
+    return (
+        f"On {cores} cores the tests then take {tests} and the demo {first}; `.ci/run` sets up four "
+        f"environments and runs every test that the machine can run, in {everything}."
+    )
+
+
 def estimated(model: str) -> str:
     """What `tide-lm estimate` prints, as a terminal shows it."""
     plain = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}

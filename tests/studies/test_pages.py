@@ -63,7 +63,8 @@ def copied(tmp_path_factory):
 
 
 CHANGES = {
-    "demo": ("cpu/demo.json", halved, "demo demo-setting"),
+    "demo": ("cpu/demo.json", halved, "demo demo-setting waiting-times"),
+    "waiting": ("cpu/waiting_times.json", halved, "waiting-times"),
     "decode": (
         "h200/decode.json",
         halved,

@@ -1,6 +1,7 @@
 """The study's tables, from runs that are made up: what is counted, and how it is judged."""
 
 import json
+import re
 
 import pytest
 from kept_runs import TOKENS, by_frequency, keep
@@ -312,3 +313,10 @@ def test_the_demo_is_shown_by_decile_with_where_it_ran():
     ]
     told = "5,678 training tokens; 1.5 minutes with Python 3.11 on 4 cores (Chip)"
     assert readme_report.demo_setting(found) == told
+
+
+def test_a_newcomer_reads_how_long_each_command_takes():
+    found = {"seconds": {"environments": 300.0, "test": 301.0, "others": 1800.0}}
+    found |= {"provenance": {"machine": {"cores": 4}}}
+    told = readme_report.waiting_times(found, {"seconds": 179.0})
+    assert re.findall(r"\d+", told) == ["4", "5", "3", "40"]
