@@ -62,10 +62,15 @@ def test_a_resumed_run_keeps_its_settings_and_new_ones_win():
 def test_a_run_of_an_earlier_version_keeps_its_settings_but_those_that_are_gone():
     config = RunConfig.load(None, [*SHORT, "model.preset=base-tiny"])
     before = config.to_dict()
-    before["optim"]["table_update"], before["train"]["lora_rank"] = "dense", 16
+    before["optim"]["table_update"], before["train"]["lora_rank"] = "row-lazy", 16
     assert RunConfig.from_saved(before) == RunConfig.load(None, resumed=before) == config
     with pytest.raises(ValueError, match=r"table_update"):
         RunConfig.from_dict(before)
+    before["optim"]["table_update"] = "dense"  # which can be looked at, and not gone on with
+    assert RunConfig.from_saved(before) == config
+    with pytest.raises(ValueError, match=r"'dense'.*0\.1\.0"):
+        RunConfig.load(None, resumed=before)
+    before["optim"]["table_update"] = "row-lazy"
     before["train"]["parts"] = "lora"
     for read in RunConfig.from_saved, lambda values: RunConfig.load(None, resumed=values):
         with pytest.raises(ValueError, match=r"'lora'.*0\.1\.0"):

@@ -18,7 +18,7 @@ ROWS_A_PROGRAM = 16  # whose share of the gains' gradient one program adds up
 
 @triton.jit
 def _softmax(logits, K: tl.constexpr, k):
-    """Of the K blocks, and of the null bank, which follows them."""
+    """Return alpha of the K blocks, and of the null bank, which follows them."""
     x = tl.load(logits + k, mask=k < K, other=-float("inf")).to(tl.float32)
     null = tl.load(logits + K).to(tl.float32)
     largest = tl.maximum(tl.max(x, 0), null)
@@ -44,7 +44,7 @@ def _mix_kernel(
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Of one position, SPAN numbers; in order, positions of one row follow each other: it is cached."""
+    """Mix SPAN numbers of one position; in order, positions of one row follow each other: it is cached."""
     n = tl.program_id(0) if order is None else tl.load(order + tl.program_id(0))
     n = n.to(tl.int64)
     blocks = tl.arange(0, KS)
@@ -309,6 +309,6 @@ def rows_backward(
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """In rows, and at an address that whole vectors can be loaded from; as nearly all tensors are."""
+    """Lay a tensor out in rows, at an address for whole vectors; nearly all tensors lie so already."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % 64 else tensor

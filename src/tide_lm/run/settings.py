@@ -273,6 +273,11 @@ class RunConfig:
         """Sections that stand where settings are silent, the weightier first; the recipe is put in."""
         if resumed is not None:
             values.setdefault("recipe", resumed.get("recipe", cls.recipe))
+            if _mapping("optim", resumed.get("optim", {})).get("table_update") == "dense":
+                raise ValueError(
+                    "optim.table_update is 'dense', and tide-lm 0.1.0 was the last version to go on with "
+                    "such a run: use that version, or begin another run"
+                )
             yield {name: given for name, given in _without_gone(resumed).items() if name != "recipe"}
             return
         model = _mapping("model", values.get("model", {}))
