@@ -113,7 +113,7 @@ class LayerTablesConfig(TideConfig):
     narrow: bool = False
 
 
-def narrower_ffn(config: TideConfig, matrices: int = 2) -> LlamaMLP:
+def narrower_ffn(config: TideConfig, matrices: float = 2) -> LlamaMLP:
     """An FFN without as many parameters as so many matrices of D x D have, to a multiple of 8."""
     narrow = copy(config)
     narrow.intermediate_size = 8 * round((config.intermediate_size - matrices * config.hidden_size / 3) / 8)

@@ -18,11 +18,33 @@ START = 0.1  # of the learned scalars, as gains have it in the best recipe
 
 @strict
 class ReinjectedConfig(TideConfig):
-    """Puts E's row into attention's values too if `in_values`, gated as TIDE's rows are there."""
+    """Puts E's row into attention's values too if `in_values`, gated as TIDE's rows are there.
+
+    If `convolved`, a short convolution goes over what a layer adds to its state.
+    """
 
     model_type = "tide-reinjected"
 
     in_values: bool = False
+    convolved: bool = False
+
+
+class ShortConvolution(nn.Module):
+    """`m + silu(conv(RMSNorm(m)))`: each of the D over the last tokens, and nothing of it at first."""
+
+    def __init__(self, config: TideConfig, tokens: int = 4) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tokens, config.hidden_size))
+        self.eps = config.rms_norm_eps
+
+    def draw(self, _: TideConfig) -> None:
+        init.zeros_(self.weight)
+
+    def forward(self, m_BTD: torch.Tensor) -> torch.Tensor:
+        normed = nn.functional.rms_norm(m_BTD.float(), m_BTD.shape[-1:], eps=self.eps).to(m_BTD.dtype)
+        T, weight = m_BTD.shape[1], self.weight.to(m_BTD.dtype)
+        shifted = (nn.functional.pad(normed, (0, 0, back, 0))[:, :T] for back in range(len(weight)))
+        return m_BTD + nn.functional.silu(sum(w * past for w, past in zip(weight, shifted, strict=True)))
 
 
 class ReinjectedLayer(LlamaDecoderLayer):
@@ -32,6 +54,7 @@ class ReinjectedLayer(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         self.scale = nn.Parameter(torch.empty(()))
         self.value_scale = None
+        self.convolution = ShortConvolution(config) if config.convolved else nn.Identity()
         if config.in_values:
             self.value_scale = nn.Parameter(torch.empty(()))
             self.self_attn = ValueAttention(config, layer_idx)
@@ -40,7 +63,7 @@ class ReinjectedLayer(LlamaDecoderLayer):
         if self.value_scale is not None:
             kwargs["row_BTD"] = self.value_scale.to(row_BTD.dtype) * row_BTD
         h = super().forward(hidden_states, **kwargs)
-        return h + self.scale.to(row_BTD.dtype) * row_BTD
+        return h + self.convolution(self.scale.to(row_BTD.dtype) * row_BTD)
 
 
 class ReinjectedModel(TideModel):
@@ -142,5 +165,6 @@ for _kind in (Reinjected, Pairs):
 NULLS = {
     "reinjected": builder(Reinjected),
     "reinjected-and-values": builder(Reinjected, in_values=True),
+    "reinjected-and-convolved": builder(Reinjected, in_values=True, convolved=True),
     "pairs": builder(Pairs, orders=[1, 2] * 4),
 }

@@ -37,7 +37,10 @@ from tide_lm.run.settings import RunConfig
 SIZE, LAYER_PARAMETERS, TOKENS_PER_PARAMETER = "6m", 5_902_336, 20
 
 FAST_EMBEDDING = "fast-embedding"
-_GATE = {"model.memory_gate": "true", "model.intermediate_size": 536}  # narrower by the gate's two matrices
+_FFN = "model.intermediate_size"
+_GATE = {"model.memory_gate": "true", _FFN: 536}  # narrower by the gate's two matrices
+_UNTIED = {"model.tie_word_embeddings": "false"}
+_IN_VALUES = {SCALE: 5.0, VALUES: "true"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,21 @@ ARMS = {
     "reinjected": Arm("reinjected", "paper", 0, of_recipe="paper"),
     "reinjected in values": Arm("reinjected-and-values", "paper", 0, of_recipe="paper"),
     "fast embedding": Arm(FAST_EMBEDDING, "best", 0),
-    "pairs": Arm("pairs", "pairs", 8, {SCALE: 5.0, VALUES: "true"}),
+    "reinjected convolved": Arm("reinjected-and-convolved", "paper", 0, of_recipe="paper"),
+    "base untied": Arm("base", "untied", 0, _UNTIED, "paper"),
+    "best untied": Arm("tide", "best, untied", 8, _UNTIED),
+    "base doubled": Arm("base", "layers twice as large", 0, {_FFN: 1664}, "paper"),
+    "base dense": Arm("base", "as many parameters as TIDE", 0, {_FFN: 11_624}, "paper"),
+    "stem": Arm("stem", "best", 8),
+    "stem equal": Arm("stem", "best, as much compute", 8, {_FFN: 856}),
+    "stem paper": Arm("stem", "paper", 8, of_recipe="paper"),
+    "pairs": Arm("pairs", "pairs", 8, _IN_VALUES),
+    "pairs gated": Arm("pairs", "pairs, gated", 8, _IN_VALUES | _GATE),
+    "pairs and triples": Arm("pairs-and-triples", "pairs and triples", 8, _IN_VALUES),
+    "pairs in values": Arm("split", "pairs and triples in values", 8, _IN_VALUES),
+    "scalars": Arm("scalars", "scalars", 8, _IN_VALUES),
+    "narrow gate": Arm("narrow-gate", "narrow gate, pairs", 8, _IN_VALUES),
+    "row gates": Arm("row-gates", "gates for rows, convolution, pairs", 8, _IN_VALUES),
 }
 _NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\d.]+)*)")
 
@@ -141,13 +158,14 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     import torch
 
     from studies.controls import CONTROLS
+    from studies.designs import DESIGNS
     from studies.nulls import NULLS, embedding_as_table
     from tide_lm.model import TideForCausalLM
     from tide_lm.train.trainer import Trainer
 
     started, folder, arm = time.monotonic(), scratch / run.slug, ARMS[run.arm]
     config = run.config(data, torch.cuda.is_available())
-    build = (CONTROLS | NULLS).get(arm.model, TideForCausalLM)
+    build = (CONTROLS | NULLS | DESIGNS).get(arm.model, TideForCausalLM)
     trainer = Trainer(config, folder, tell, resume=True, build=build, row_lazy=run.row_lazy)
     if arm.model == FAST_EMBEDDING:
         weight = trainer.model.model.embed_tokens.weight

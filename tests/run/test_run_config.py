@@ -116,8 +116,8 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("steps=3", "write section.key=value"),
         ("train.micro_batch=3", "train.batch is 8 and train.micro_batch is 3"),
         (
-            "optim.warmup_steps=101",
-            "optim.warmup_steps is 101.* 1,000.* 100",
+            "optim.warmup_steps=501",
+            "optim.warmup_steps is 501.* 1,000.* 500",
         ),
     ],
 )

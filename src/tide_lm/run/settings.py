@@ -183,10 +183,10 @@ class RunConfig:
             section, _, key = name.partition(".")
             if (value := getattr(getattr(self, section), key)) < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
-        if self.optim.warmup_steps * 10 > self.train.steps:
+        if self.optim.warmup_steps * 2 > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps is {self.optim.warmup_steps:,} and train.steps is {self.train.steps:,}: "
-                f"warm up for at most a tenth of the run, {self.train.steps // 10:,}"
+                f"warm up for at most half of the run, {self.train.steps // 2:,}"
             )
         if max(self.optim.beta1, self.optim.beta2) >= 1:
             raise ValueError(

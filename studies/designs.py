@@ -1,0 +1,338 @@
+"""Designs that may win, and STEM. Shapes as in tide_lm.model, and R rows that a gate sees of D.
+
+All have K tables of V x D numbers. `tests/studies/test_designs.py` checks that their layers have as many
+parameters as the base's, to 2 %, in the size of the study. Convolutions and hashes see no token that is in a
+cache, so that the text these models generate is not theirs; losses are.
+"""
+
+from copy import copy
+from itertools import pairwise
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import initialization as init
+
+from studies.controls import builder, narrower_ffn
+from studies.nulls import Pairs, PairsConfig, PairsModel, ShortConvolution
+from tide_lm.model import EmbeddingMemory, Memory, MemoryRouter, TideConfig, TideDecoderLayer, TideForCausalLM
+from tide_lm.model.extensions import extended
+from tide_lm.model.gate import MemoryGateNorm
+from tide_lm.model.initialisation import draw_table
+from tide_lm.model.memory import LayerMemory
+from tide_lm.model.tide import TideModel
+from tide_lm.model.values import RowInValues
+
+ORDERS = [1, 2] * 4  # as in the study's `pairs`, which the designs below build on
+
+
+@strict
+class SplitConfig(PairsConfig):
+    """The first `mixed` tables are mixed by the router, and only the others are in values."""
+
+    model_type = "tide-split"
+
+    mixed: int = 4
+
+
+class SplitLayer(RowInValues, TideDecoderLayer):
+    """A layer that mixes some tables, and has a row of the others in its values."""
+
+    def __init__(self, config: SplitConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        fewer = copy(config)
+        fewer.num_memory_blocks = self.mixed = config.mixed
+        self.router = MemoryRouter(fewer)
+        self.in_values = config.mixed + layer_idx % (config.num_memory_blocks - config.mixed)
+
+    def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
+        drop = self.layer_idx in kwargs.pop("drop_memory_layers", ())
+        routed = kwargs.pop("output_router_weights", False)
+        return self.block(hidden_states, memory.for_layer(self.in_values), drop, routed, **kwargs)
+
+    def inject(
+        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
+    ) -> torch.Tensor:
+        few = memory._replace(rows_UKD=memory.rows_UKD[:, : self.mixed])
+        return super().inject(h, update, logits, few)
+
+
+class SplitModel(PairsModel):
+    @classmethod
+    def layer_class(cls, config: SplitConfig) -> type[nn.Module]:
+        return SplitLayer
+
+
+class Split(TideForCausalLM):
+    """Rows of single tokens in the residual stream, and of several tokens in attention's values."""
+
+    config_class = SplitConfig
+    decoder_class = SplitModel
+
+
+@strict
+class ScalarsConfig(TideConfig):
+    model_type = "tide-scalars"
+
+
+class RawMemory(EmbeddingMemory):
+    """TIDE's tables without their norm."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__(config)
+        del self.norm
+
+    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
+        rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
+        return Memory(rows.unflatten(-1, self.weight.shape[1:]))
+
+
+class Scalars(nn.Module):
+    """The numbers that a layer multiplies E's row by, and its own in the stream and in values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.row, self.value = (nn.Parameter(torch.empty(())) for _ in range(3))
+
+    def draw(self, config: TideConfig) -> None:
+        init.zeros_(self.embedding)
+        init.ones_(self.row)
+        init.ones_(self.value)
+
+
+class ScalarsLayer(RowInValues, TideDecoderLayer):
+    """A layer that adds E's row and its own to its input, each times a learned number."""
+
+    def __init__(self, config: ScalarsConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.scalars = Scalars()
+        self.router = self.router_weights = nn.Identity()
+
+    def block(
+        self, hidden_states: torch.Tensor, memory: LayerMemory, drop: bool, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        embedded_BTD, h = kwargs.pop("embedded_BTD"), hidden_states
+        if not drop:
+            row_BTD = memory.own_row_UD.view_as(h).to(h.dtype)
+            h = h + self.scalars.embedding.to(h.dtype) * embedded_BTD + self.scalars.row.to(h.dtype) * row_BTD
+            memory = memory._replace(own_row_UD=self.scalars.value * memory.own_row_UD)
+        return super().block(h, memory, drop, *args, **kwargs)
+
+    def inject(self, h: torch.Tensor, update: torch.Tensor, *_: Any) -> torch.Tensor:
+        return h + update
+
+
+class ScalarsModel(TideModel):
+    memory_class = RawMemory
+
+    @classmethod
+    def layer_class(cls, config: ScalarsConfig) -> type[nn.Module]:
+        return ScalarsLayer
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        memory: Memory | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        memory = self.memory_for(input_ids, memory)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        return super().forward(
+            inputs_embeds=inputs_embeds, memory=memory, embedded_BTD=inputs_embeds, **kwargs
+        )
+
+
+class ByScalars(TideForCausalLM):
+    """A table for each layer, and E, added by learned numbers and without a norm, as in modded-nanogpt."""
+
+    config_class = ScalarsConfig
+    decoder_class = ScalarsModel
+
+
+@strict
+class NarrowConfig(PairsConfig):
+    model_type = "tide-narrow"
+
+
+class NarrowGate(nn.Module):
+    """`RMSNorm(W_out (gelu(W_gate n) * m))` of a row with R numbers, a quarter of D."""
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        R = D // 4
+        self.gate, self.out = nn.Linear(D, R, bias=False), nn.Linear(R, D, bias=False)
+        self.norm = MemoryGateNorm(D, eps=config.rms_norm_eps)
+
+    def forward(self, n_BTD: torch.Tensor, row_BTD: torch.Tensor) -> torch.Tensor:
+        row_BTR = row_BTD[..., : self.gate.out_features]
+        return self.norm(self.out(nn.functional.gelu(self.gate(n_BTD)) * row_BTR))
+
+
+class NarrowLayer(TideDecoderLayer):
+    """A layer with a gate for a quarter of its own row, and an FFN that is narrower by its matrices."""
+
+    def __init__(self, config: NarrowConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.narrow_gate, self.mlp = NarrowGate(config), narrower_ffn(config, 0.5)
+        self.router = self.router_weights = nn.Identity()
+
+    def inject(self, h: torch.Tensor, update: torch.Tensor, _: Any, memory: LayerMemory) -> torch.Tensor:
+        h = h + update
+        row = memory.own_row_UD.view_as(h)
+        return h + self.narrow_gate(self.post_attention_layernorm(h), row).to(h.dtype)
+
+
+class NarrowModel(PairsModel):
+    @classmethod
+    def layer_class(cls, config: NarrowConfig) -> type[nn.Module]:
+        return extended(NarrowLayer, config)
+
+
+class Narrow(TideForCausalLM):
+    """A table for each layer: a quarter of its row through a gate and a norm, and all of it in values."""
+
+    config_class = NarrowConfig
+    decoder_class = NarrowModel
+
+
+@strict
+class RowGatesConfig(PairsConfig):
+    model_type = "tide-row-gates"
+
+
+class RowGates(nn.Module):
+    """A number from 0 to 1 for each row, by how near it is to the state, as in Engram.
+
+    A key is the row itself, times a learned vector for each table. Rows begin near the weight that a router
+    gives them at first, 1 / (K + 1).
+    """
+
+    def __init__(self, config: TideConfig) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.empty(config.num_memory_blocks, config.hidden_size))
+
+    def draw(self, config: TideConfig) -> None:
+        init.constant_(self.keys, 1 / (config.memory_gain_init or 1))  # keys begin with a mean square of 1
+
+    def forward(self, n_BTD: torch.Tensor, rows_BTKD: torch.Tensor) -> torch.Tensor:
+        K, D = self.keys.shape
+        near_BTK = (n_BTD.unsqueeze(-2) * self.keys.to(n_BTD.dtype) * rows_BTKD).sum(-1) / D**0.5
+        return 2 / (K + 1) * (torch.sigmoid(near_BTK).unsqueeze(-1) * rows_BTKD).sum(-2)
+
+
+class RowGatesLayer(TideDecoderLayer):
+    """A layer with a gate for each row in place of the router, and a short convolution over what it adds."""
+
+    def __init__(self, config: RowGatesConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.row_gates, self.convolution = RowGates(config), ShortConvolution(config)
+        self.router = self.router_weights = nn.Identity()
+
+    def inject(self, h: torch.Tensor, update: torch.Tensor, n: torch.Tensor, memory: LayerMemory) -> Any:
+        rows_BTKD = memory.rows_UKD.view(*h.shape[:2], -1, h.shape[-1]).to(h.dtype)
+        return h + update + self.convolution(self.row_gates(n.to(h.dtype), rows_BTKD))
+
+
+class RowGatesModel(PairsModel):
+    @classmethod
+    def layer_class(cls, config: RowGatesConfig) -> type[nn.Module]:
+        return extended(RowGatesLayer, config)
+
+
+class GatedRows(TideForCausalLM):
+    """TIDE's rows with gates that see them, and a convolution, as in Engram without its matrices."""
+
+    config_class = RowGatesConfig
+    decoder_class = RowGatesModel
+
+
+@strict
+class StemConfig(TideConfig):
+    """STEM. `intermediate_size` is that of layers without rows: those with rows have what the tables give."""
+
+    model_type = "tide-stem"
+
+
+def stem_columns(config: TideConfig) -> dict[int, tuple[int, int]]:
+    """The columns of a token's K x D numbers that a layer has: a third of the layers, at equal distances."""
+    layers, units = -(-config.num_hidden_layers // 3), config.num_memory_blocks * config.hidden_size // 8
+    ends = [8 * (units * number // layers) for number in range(layers + 1)]
+    at = [int((number + 0.5) * config.num_hidden_layers / layers) for number in range(layers)]
+    return dict(zip(at, pairwise(ends), strict=True))
+
+
+class StemMemory(RawMemory):
+    """Rows that begin as large as what an up projection gives, which they replace."""
+
+    def draw(self, config: TideConfig) -> None:
+        std = config.initializer_range * config.hidden_size**0.5
+        draw_table(self.weight, self.tokens, torch.initial_seed(), std)
+
+
+class StemFFN(nn.Module):
+    """`W_down (silu(W_gate n) * row)`."""
+
+    def __init__(self, config: TideConfig, columns: tuple[int, int]) -> None:
+        super().__init__()
+        self.columns = columns
+        D, F = config.hidden_size, columns[1] - columns[0]
+        self.gate_proj, self.down_proj = nn.Linear(D, F, bias=False), nn.Linear(F, D, bias=False)
+
+    def forward(self, n_BTD: torch.Tensor, rows_UKD: torch.Tensor) -> torch.Tensor:
+        up = rows_UKD.flatten(1)[:, slice(*self.columns)].view(*n_BTD.shape[:2], -1)
+        return self.down_proj(nn.functional.silu(self.gate_proj(n_BTD)) * up)
+
+
+class StemLayer(TideDecoderLayer):
+    """A Llama's layer, in whose FFN a row may replace the up projection."""
+
+    def __init__(self, config: StemConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.router = self.router_weights = nn.Identity()
+        columns = stem_columns(config).get(layer_idx)
+        self.has_rows = columns is not None
+        if columns is not None:
+            self.mlp = StemFFN(config, columns)
+
+    def block(
+        self, hidden_states: torch.Tensor, memory: LayerMemory, drop: bool, _: bool, **kwargs: Any
+    ) -> torch.Tensor:
+        h = hidden_states + self.attend(self.input_layernorm(hidden_states), memory, **kwargs)
+        n = self.post_attention_layernorm(h)
+        if not self.has_rows:
+            return h + self.mlp(n)
+        return h if drop else h + self.mlp(n, memory.rows_UKD)
+
+
+class StemModel(TideModel):
+    memory_class = StemMemory
+
+    @classmethod
+    def layer_class(cls, config: StemConfig) -> type[nn.Module]:
+        return StemLayer
+
+
+class Stem(TideForCausalLM):
+    """Rows in place of the FFN's up projection, in a third of the layers."""
+
+    config_class = StemConfig
+    decoder_class = StemModel
+
+
+for _kind in (Split, ByScalars, Narrow, GatedRows, Stem):
+    AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
+    AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
+
+DESIGNS = {
+    "pairs-and-triples": builder(Pairs, orders=[1, 2, 1, 3] * 2),
+    "split": builder(Split, orders=[1, 1, 1, 1, 2, 3, 2, 3]),
+    "scalars": builder(ByScalars),
+    "narrow-gate": builder(Narrow, orders=ORDERS),
+    "row-gates": builder(GatedRows, orders=ORDERS),
+    "stem": builder(Stem),
+}
