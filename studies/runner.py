@@ -21,8 +21,8 @@ from tide_lm.cli import compress, evaluate
 from tide_lm.cli.analyze import Options, What, analyze
 from tide_lm.cli.texts import Reading
 from tide_lm.evaluate import zero_shot
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.model import TideForCausalLM
+from tide_lm.model.opened import open_model
 from tide_lm.run import files
 from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.settings import RunConfig, differences
@@ -183,20 +183,20 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
 
 def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
     """The paper's diagnostics, but for those that are there from before."""
-    subject, held_out = open_subject(str(folder)), replace(reading, texts={})
-    if not subject.result("checkpoints").exists():
+    opened, held_out = open_model(str(folder)), replace(reading, texts={})
+    if not opened.result("checkpoints").exists():
         evaluate.over_checkpoints(str(folder), None, None, reading)
     once = replace(reading, stride=reading.window)  # for what is read for each layer
     for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
-        if subject.result(what.value).exists():
+        if opened.result(what.value).exists():
             continue
         started = time.monotonic()
-        analyze(what, subject, Options(once if what is What.layer_drop else held_out, words=WORDS))
+        analyze(what, opened, Options(once if what is What.layer_drop else held_out, words=WORDS))
         tell(f"{what.value} after {time.monotonic() - started:.0f} s")
-    if run.model == "tide" and not subject.result("compression").exists():
+    if run.model == "tide" and not opened.result("compression").exists():
         compress.on_forms(str(folder), None, None, once)
-    scores = zero_shot.score(subject.model, subject.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
-    subject.write("benchmarks", scores)
+    scores = zero_shot.score(opened.model, opened.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
+    opened.write("benchmarks", scores)
 
 
 def _keep(folder: Path, kept: Path) -> None:

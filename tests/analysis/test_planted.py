@@ -20,7 +20,7 @@ from tide_lm.analysis.routing import routing
 from tide_lm.analysis.updates import updates
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.perplexity import Windows, perplexity
-from tide_lm.evaluate.subject import Subject, open_subject
+from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.spec import estimate, presets
 
 WINDOWS = Windows(16, 16, 4)
@@ -36,9 +36,9 @@ def bins():
 
 
 @pytest.fixture
-def subject(tiny_model, tokenizer, bins, tmp_path):
+def opened(tiny_model, tokenizer, bins, tmp_path):
     model = tiny_model(vocab_size=300, tie_word_embeddings=False)
-    return Subject("planted", "planted", tmp_path, model.config, lambda: model, tokenizer, bins)
+    return OpenedModel("planted", "planted", tmp_path, model.config, lambda: model, tokenizer, bins)
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def test_means_by_decile_are_those_of_the_ids(bins):
     assert group_spread(values, empty)["rare"]["mean"] is None
 
 
-def test_norms_are_those_of_planted_rows(subject):
+def test_norms_are_those_of_planted_rows(opened):
     with torch.no_grad():
-        rows = subject.model.get_input_embeddings().weight
+        rows = opened.model.get_input_embeddings().weight
         rows.copy_(nn.functional.normalize(torch.randn_like(rows), dim=-1))
         rows[100:120] *= torch.arange(1.0, 21.0)[:, None]
-        tables = subject.model.model.memory.weight
+        tables = opened.model.model.memory.weight
         tables.copy_(torch.tensor([1.0, 2.0, 5.0])[:, None] * rows[:, None])
-    found = norms(subject)
+    found = norms(opened)
     assert found["embedding"] == pytest.approx([1.5 + 2 * decile for decile in range(10)])
     for size, means in zip((1, 2, 5), found["tables"], strict=True):
         assert means == pytest.approx([size * (1.5 + 2 * decile) for decile in range(10)])
@@ -76,7 +76,7 @@ def test_norms_are_those_of_planted_rows(subject):
 
 
 def test_norms_grow_from_checkpoint_to_checkpoint(trained):
-    found = norms(open_subject(str(trained)))
+    found = norms(open_model(str(trained)))
     assert [(point["step"], point["tokens"]) for point in found["growth"]] == [(2, 256), (4, 512)]
     assert found["growth"][-1]["embedding"] == pytest.approx(found["embedding"])
 
@@ -111,33 +111,33 @@ def test_gradients_are_read_and_the_amplification_is_k_where_tables_are_equal(tm
         gradients(tmp_path / "none", bins)
 
 
-def test_a_constant_router_gives_flat_rows(subject, text):
+def test_a_constant_router_gives_flat_rows(opened, text):
     with torch.no_grad():
-        for layer in subject.model.model.layers:
+        for layer in opened.model.model.layers:
             layer.router.weight.zero_()
-    found = routing(subject, text, WINDOWS)
+    found = routing(opened, text, WINDOWS)
     for layer in found["by_layer"]:
         for row, tokens in zip(layer, found["tokens"], strict=True):
             assert (row is None) == (tokens == 0)
             assert row is None or row == pytest.approx([0.25] * 4)
 
 
-def test_routing_is_the_mean_over_input_tokens_of_each_decile(subject, text, tokenizer):
+def test_routing_is_the_mean_over_input_tokens_of_each_decile(opened, text, tokenizer):
     ids = [tokenizer.bos_token_id, *tokenizer(text.read_text()).input_ids]
     bins_V = np.where(np.arange(300) % 2, 3, -1).astype(np.int8)
     bins_V[tokenizer.bos_token_id] = 7
-    subject = replace(subject, frequencies=FrequencyBins(bins_V, np.ones(300, np.int64)))
+    opened = replace(opened, frequencies=FrequencyBins(bins_V, np.ones(300, np.int64)))
     sums, counts = torch.zeros(2, 11, 4, dtype=torch.float64), torch.zeros(11)
     for begin in range(0, len(ids) - 1, 16):
         window = torch.tensor([ids[begin : min(begin + 16, len(ids) - 1)]])
         with torch.no_grad():
-            weights = subject.model(window, output_router_weights=True).router_weights
+            weights = opened.model(window, output_router_weights=True).router_weights
         for place, id in enumerate(window[0].tolist()):
             row = bins_V[id] if bins_V[id] >= 0 else 10
             counts[row] += 1
             for layer in range(2):
                 sums[layer, row] += weights[layer][0, place].double()
-    found = routing(subject, text, Windows(16, 8, 4))  # whatever the stride, no token is counted twice
+    found = routing(opened, text, Windows(16, 8, 4))  # whatever the stride, no token is counted twice
     assert found["tokens"] == counts.tolist()
     for layer in range(2):
         for row in (3, 7, 10):
@@ -145,39 +145,39 @@ def test_routing_is_the_mean_over_input_tokens_of_each_decile(subject, text, tok
             assert found["by_layer"][layer][row] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refused(subject, text, tiny_model):
+def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refused(opened, text, tiny_model):
     with pytest.raises(ValueError, match="window of 4,096"):
-        routing(subject, text, Windows(4096, 4096))
+        routing(opened, text, Windows(4096, 4096))
     small = tiny_model(vocab_size=50)
-    subject = replace(subject, config=small.config, load=lambda: small)
+    opened = replace(opened, config=small.config, load=lambda: small)
     for look in (
-        lambda: routing(subject, text, WINDOWS),
-        lambda: collapsed(subject),
-        lambda: perplexity(small, subject.tokenizer, text, WINDOWS),
+        lambda: routing(opened, text, WINDOWS),
+        lambda: collapsed(opened),
+        lambda: perplexity(small, opened.tokenizer, text, WINDOWS),
     ):
         with pytest.raises(ValueError, match="model has 50"):
             look()
 
 
-def test_dropping_every_layer_is_the_base_path(subject, text, tiny_model, tokenizer):
-    found = layer_drop(subject, {"text": text}, WINDOWS)["texts"]["text"]
+def test_dropping_every_layer_is_the_base_path(opened, text, tiny_model, tokenizer):
+    found = layer_drop(opened, {"text": text}, WINDOWS)["texts"]["text"]
     base = tiny_model(vocab_size=300, tie_word_embeddings=False, num_memory_blocks=0)
-    base.load_state_dict(subject.model.state_dict(), strict=False)
-    assert found["full"] == perplexity(subject.model, tokenizer, text, WINDOWS)["perplexity"]
+    base.load_state_dict(opened.model.state_dict(), strict=False)
+    assert found["full"] == perplexity(opened.model, tokenizer, text, WINDOWS)["perplexity"]
     expected = perplexity(base, tokenizer, text, WINDOWS)["perplexity"]
     assert found["without_any"] == pytest.approx(expected, rel=1e-6)
     assert len(found["without_layer"]) == 2
     assert found["change"][0] == pytest.approx(found["without_layer"][0] / found["full"] - 1)
 
 
-def test_distances_of_planted_tables(subject):
-    memory = subject.model.model.memory
+def test_distances_of_planted_tables(opened):
+    memory = opened.model.model.memory
     with torch.no_grad():
-        rows = subject.model.get_input_embeddings().weight
+        rows = opened.model.get_input_embeddings().weight
         memory.norm.weight.fill_(1)
         gain_D = memory.norm.weight[2] = torch.linspace(0.5, 2, rows.shape[1])
         memory.weight[:, 0], memory.weight[:, 1], memory.weight[:, 2] = 3 * rows, -rows, rows / gain_D
-    found = tables.distances(subject)
+    found = tables.distances(opened)
     assert found["tables"] == ["E", "M1", "M2", "M3"]
     assert found["ids"] == 20
     distance = np.array(found["distance"])
@@ -185,11 +185,11 @@ def test_distances_of_planted_tables(subject):
     assert np.allclose(distance, distance.T)
 
 
-def test_planted_neighbours_are_found(subject, tokenizer):
+def test_planted_neighbours_are_found(opened, tokenizer):
     """Ids that occur lie on a circle in their order: neighbours are the next on both sides."""
-    memory = subject.model.model.memory
+    memory = opened.model.model.memory
     with torch.no_grad():
-        rows = subject.model.get_input_embeddings().weight
+        rows = opened.model.get_input_embeddings().weight
         memory.norm.weight.fill_(1)
         rows.normal_()
         angle = torch.arange(20) / 20 * 2 * torch.pi
@@ -199,47 +199,47 @@ def test_planted_neighbours_are_found(subject, tokenizer):
         memory.weight[:, 1] = rows
         memory.weight[100:120, 1] = rows[100:120][(7 * torch.arange(20)) % 20]  # another order
     known = torch.arange(100, 120)
-    e, same, other, _ = tables.nearest(subject.model, torch.tensor([105]), known)
+    e, same, other, _ = tables.nearest(opened.model, torch.tensor([105]), known)
     assert set(e[0].tolist()) == {100, 101, 102, 103, 104, 106, 107, 108, 109, 110}
     assert set(same[0].tolist()) == set(e[0].tolist())
     assert set(other[0].tolist()) != set(e[0].tolist())
-    found = tables.neighbours(subject, sample=4)
+    found = tables.neighbours(opened, sample=4)
     assert found["rare"]["ids"] == 4
     assert found["rare"]["jaccard"][0] == [1.0] * 4
     assert max(found["common"]["jaccard"][1]) < 1
-    word = tables.neighbours(subject, [" layer".strip()])["words"]["layer"]
+    word = tables.neighbours(opened, [" layer".strip()])["words"]["layer"]
     assert len(word["neighbours"]) == 4
     with pytest.raises(ValueError, match="'unheardof' is not a single token"):
-        tables.neighbours(subject, ["unheardof"])
+        tables.neighbours(opened, ["unheardof"])
 
 
 PAIR = ("layer", "token")
 
 
-def collapsed(subject):
+def collapsed(opened):
     return collapse.category(
-        subject.model, subject.tokenizer, [PAIR, ("unheardof", "layer")], ["every", "knows the"], 0.1
+        opened.model, opened.tokenizer, [PAIR, ("unheardof", "layer")], ["every", "knows the"], 0.1
     )
 
 
-def _ids(subject) -> list[int]:
-    return [tables.single_token(subject, word) for word in PAIR]
+def _ids(opened) -> list[int]:
+    return [tables.single_token(opened, word) for word in PAIR]
 
 
-def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(subject):
-    first, second = _ids(subject)
-    memory = subject.model.model.memory
+def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(opened):
+    first, second = _ids(opened)
+    memory = opened.model.model.memory
     with torch.no_grad():
-        for rows in (subject.model.get_input_embeddings().weight, memory.weight):
+        for rows in (opened.model.get_input_embeddings().weight, memory.weight):
             rows[second] = rows[first]
-    same = collapsed(subject)
+    same = collapsed(opened)
     assert same["pairs"] == [list(PAIR)]
     assert same["skipped"] == [["unheardof", "layer"]]
     assert same["distance"] == [[0.0, 0.0]]
     assert same["collapse_set"] == [[0], [0]]
     with torch.no_grad():
         memory.weight[second] = -memory.weight[first]
-    apart = collapsed(subject)
+    apart = collapsed(opened)
     assert min(apart["distance"][0]) > 0.01
     assert apart["collapse_set"] == [[], []]
     assert apart["ffn"]["members"][0] == [0]  # the first memory comes after the first FFN
@@ -247,14 +247,14 @@ def test_two_identical_tokens_have_distance_zero_and_a_memory_tells_them_apart(s
     assert apart["ffn"]["input_distance"][0][0] == 0
 
 
-def test_the_bound_of_the_ffn_is_by_pair_and_layer(subject):
+def test_the_bound_of_the_ffn_is_by_pair_and_layer(opened):
     pairs = [PAIR, ("the", "knows")]
-    found = collapse.category(subject.model, subject.tokenizer, pairs, ["knows the"], 10.0)
+    found = collapse.category(opened.model, opened.tokenizer, pairs, ["knows the"], 10.0)
     assert found["collapse_set"] == [[0, 1], [0, 1]]
     assert found["ffn"].pop("members") == [[0, 1], [0, 1]]
     shapes = {name: np.shape(values) for name, values in found["ffn"].items()}
     assert shapes == dict.fromkeys(("input_distance", "slope", "bound", "separation"), (2, 2))
-    alone = collapse.category(subject.model, subject.tokenizer, pairs[1:], ["knows the"], 10.0)["ffn"]
+    alone = collapse.category(opened.model, opened.tokenizer, pairs[1:], ["knows the"], 10.0)["ffn"]
     for name, values in found["ffn"].items():
         assert values[1] == pytest.approx(alone[name][0], rel=1e-3)
     ffn = {name: np.array(values) for name, values in found["ffn"].items()}
@@ -262,32 +262,32 @@ def test_the_bound_of_the_ffn_is_by_pair_and_layer(subject):
     assert (ffn["separation"] <= ffn["bound"] * 1.001).all()
 
 
-def test_near_states_of_a_bfloat16_model_are_told_apart_in_float32(subject):
+def test_near_states_of_a_bfloat16_model_are_told_apart_in_float32(opened):
     """Its FFN sees inputs that differ by less than its rounding."""
     inputs_WLD = torch.randn(1, 2, 32, generator=torch.Generator().manual_seed(0)).repeat(2, 1, 1)
     inputs_WLD[1] += 1e-4 * torch.randn(2, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        low = subject.model.bfloat16()
+        low = opened.model.bfloat16()
         found = collapse._ffn(low, inputs_WLD, 0.1)
         exact = collapse._ffn(low.float(), inputs_WLD, 0.1)
     for name, values in exact.items():
         assert np.array(found[name]) == pytest.approx(np.array(values), rel=1e-3)
 
 
-def test_distances_are_those_of_the_hidden_states(subject, tokenizer):
-    found = collapsed(subject)
+def test_distances_are_those_of_the_hidden_states(opened, tokenizer):
+    found = collapsed(opened)
     apart, relative = torch.zeros(2), torch.zeros(2)
     for template in ("every", "knows the"):
         prefix = [tokenizer.bos_token_id, *tokenizer(template).input_ids]
-        found_here = collapse.last_states(
-            subject.model, torch.tensor([[*prefix, id] for id in _ids(subject)])
-        )[0].detach()
+        found_here = collapse.last_states(opened.model, torch.tensor([[*prefix, id] for id in _ids(opened)]))[
+            0
+        ].detach()
         with torch.no_grad():
-            states = subject.model(
-                torch.tensor([[*prefix, id] for id in _ids(subject)]), output_hidden_states=True
+            states = opened.model(
+                torch.tensor([[*prefix, id] for id in _ids(opened)]), output_hidden_states=True
             ).hidden_states
             assert torch.allclose(found_here[:, 0], states[1][:, -1], atol=1e-6)
-            last = subject.model.model.norm(found_here[:, 1])  # the model returns it after its norm
+            last = opened.model.model.norm(found_here[:, 1])  # the model returns it after its norm
             assert torch.allclose(last, states[2][:, -1], atol=1e-5)
         here = (found_here[0] - found_here[1]).norm(dim=-1)
         apart += here / 2
@@ -323,11 +323,11 @@ def test_states_of_a_model_with_a_narrow_output_are_those_of_its_layers(tokenize
     assert len(found["distance"][0]) == 2  # after the last layer the state is projected
 
 
-def test_neighbours_of_weights_that_are_not_finite_are_refused(subject):
+def test_neighbours_of_weights_that_are_not_finite_are_refused(opened):
     with torch.no_grad():
-        subject.model.get_input_embeddings().weight[105] = torch.nan
+        opened.model.get_input_embeddings().weight[105] = torch.nan
     with pytest.raises(ValueError, match="E has rows that are not finite"):
-        tables.neighbours(subject)
+        tables.neighbours(opened)
 
 
 def test_the_largest_slope_is_the_norm_of_a_linear_map_and_bounds_a_gated_one():

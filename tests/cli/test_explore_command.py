@@ -82,7 +82,7 @@ def test_the_page_shows_both_models_of_a_demo_and_the_results_of_the_first(train
     done = tide_lm("explore", tmp_path, "--port", port)
     assert done.returncode == 0, done.stderr
     explorer = served["explorer"]
-    assert (explorer.subject.path, explorer.base.path) == (str(tmp_path / "tide"), str(tmp_path / "base"))
+    assert (explorer.opened.path, explorer.base.path) == (str(tmp_path / "tide"), str(tmp_path / "base"))
     assert explorer.results == tmp_path / "tide"
     assert served["at"] == ("127.0.0.1", port)
     assert {"127.0.0.1", "localhost"} <= set(served["names"])

@@ -106,7 +106,7 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
     verb, *before = words[:2] if words[0] == "analyze" else words[:1]
     others = words[1 + len(before) :]
-    (model,), named = reached("evaluate.subject.open_subject", verb, *before, trained, *others, *given)
+    (model,), named = reached("model.opened.open_model", verb, *before, trained, *others, *given)
     assert model == str(trained)
     wanted = {
         "counts": Path("counts.json"),

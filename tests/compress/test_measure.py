@@ -7,13 +7,13 @@ from tide_lm.compress.encode import Encoder, Form
 from tide_lm.compress.measure import FORMS, held, measure
 from tide_lm.compress.pack import pack
 from tide_lm.evaluate.perplexity import Windows, perplexity
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.model import TideForCausalLM
+from tide_lm.model.opened import open_model
 
 
 @pytest.fixture(scope="module")
-def subject(trained):
-    return open_subject(str(trained))
+def opened(trained):
+    return open_model(str(trained))
 
 
 @pytest.fixture
@@ -23,29 +23,29 @@ def text(tmp_path):
     return {"mine": path}
 
 
-def test_a_form_costs_what_the_packed_model_loses(subject, text, tmp_path):
-    found = measure(subject, [Form(2), Form(8, rank=0.5, blocks="joint")], text, Windows(32, 16))
+def test_a_form_costs_what_the_packed_model_loses(opened, text, tmp_path):
+    found = measure(opened, [Form(2), Form(8, rank=0.5, blocks="joint")], text, Windows(32, 16))
     assert found["as_trained"]["mine"]["perplexity"] == pytest.approx(
-        perplexity(subject.model, subject.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
+        perplexity(opened.model, opened.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
     )
     for number, (record, form) in enumerate(
         zip(found["forms"], (Form(2), Form(8, rank=0.5, blocks="joint")), strict=True)
     ):
-        header = pack(subject.tide, tmp_path / str(number), form, subject.bins.counts_V)
+        header = pack(opened.tide, tmp_path / str(number), form, opened.bins.counts_V)
         assert record["bytes"] == header.file_bytes == (tmp_path / str(number) / "memory.tide").stat().st_size
-        in_16_bits = 2 * subject.tide.model.memory.weight.numel()
+        in_16_bits = 2 * opened.tide.model.memory.weight.numel()
         assert record["relative_bytes"] == pytest.approx(record["bytes"] / in_16_bits)
-        packed = TideForCausalLM.from_pretrained(tmp_path / str(number)).to(subject.model.device)
-        same = perplexity(packed, subject.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
+        packed = TideForCausalLM.from_pretrained(tmp_path / str(number)).to(opened.model.device)
+        same = perplexity(packed, opened.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
         assert record["texts"]["mine"]["perplexity"] == pytest.approx(same, rel=1e-6)
         assert len(record["texts"]["mine"]["loss_by_decile"]) == 10
         assert same != found["as_trained"]["mine"]["perplexity"]
 
 
-def test_the_model_is_as_it_was_even_after_an_error(subject, text, monkeypatch):
-    memory = subject.tide.model.memory
-    measure(subject, [Form(8)], text, Windows(32, 16))
-    assert subject.tide.model.memory is memory
+def test_the_model_is_as_it_was_even_after_an_error(opened, text, monkeypatch):
+    memory = opened.tide.model.memory
+    measure(opened, [Form(8)], text, Windows(32, 16))
+    assert opened.tide.model.memory is memory
     calls = iter(range(9))
 
     def fail_later(*arguments):
@@ -55,19 +55,19 @@ def test_the_model_is_as_it_was_even_after_an_error(subject, text, monkeypatch):
 
     monkeypatch.setattr("tide_lm.compress.measure.losses", fail_later)
     with pytest.raises(KeyboardInterrupt):
-        measure(subject, [Form(8)], text, Windows(32, 16))
-    assert subject.tide.model.memory is memory
+        measure(opened, [Form(8)], text, Windows(32, 16))
+    assert opened.tide.model.memory is memory
 
 
-def test_all_forms_have_names_of_their_own_and_can_be_encoded(subject):
+def test_all_forms_have_names_of_their_own_and_can_be_encoded(opened):
     assert len({str(form) for form in FORMS}) == len(FORMS)
     known = {}
     for form in FORMS:
         memory = [
-            held(Encoder(subject.tide.model.tables, form, "0" * 64, subject.bins.counts_V, reused))
+            held(Encoder(opened.tide.model.tables, form, "0" * 64, opened.bins.counts_V, reused))
             for reused in (known, None)
         ]
-        rows, same = (each(torch.arange(9, device=subject.model.device)[None])[0] for each in memory)
+        rows, same = (each(torch.arange(9, device=opened.model.device)[None])[0] for each in memory)
         assert rows.isfinite().all()
         assert torch.equal(rows, same)
     assert len(known) == 6  # each block's directions and all blocks', by three weights

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 import pytest
 
 from tide_lm.analysis.tables import distances
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs
 from tide_lm.explore.reading import LIMIT, Reader
 from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.model.opened import open_model
 
 pytestmark = [
     pytest.mark.browser,
@@ -35,8 +35,8 @@ def run(trained, tmp_path_factory):
     """With one result, of all that the page can show."""
     run = tmp_path_factory.mktemp("browsed") / "mine"
     shutil.copytree(trained, run)
-    subject = open_subject(str(run))
-    subject.write("distances", distances(subject))
+    opened = open_model(str(run))
+    opened.write("distances", distances(opened))
     return run
 
 
@@ -134,8 +134,8 @@ def numbers(page, table):
 
 
 def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
-    subject, base = open_subject(str(run)), open_subject(str(base_run))
-    reader = Reader(subject, base)
+    opened, base = open_model(str(run)), open_model(str(base_run))
+    reader = Reader(opened, base)
     *_, found = reader.read(TEXT)
     page = visit(1000)
     assert page.locator(".tide").first.bounding_box()["width"] > 900  # tables have the window's width
@@ -190,7 +190,7 @@ def test_a_shade_is_of_the_text_that_was_read(visit):
 
 
 def test_tokens_are_searched_and_looked_up(visit, run):
-    vocabulary = Vocabulary(open_subject(str(run)))
+    vocabulary = Vocabulary(open_model(str(run)))
     page = visit()
     page.get_by_role("tab", name="Tokens").click()
     page.get_by_label("Search tokens").fill("layer")
@@ -216,9 +216,9 @@ def test_a_pair_is_compared(visit, run, base_run):
     page.get_by_label("What stands before it").fill("every")
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("img", name="After the last layer").wait_for()
-    subjects = open_subject(str(run)), open_subject(str(base_run))
-    endings = pairs.endings_of(subjects[0].tokenizer, ("layer", "token"), subjects[0].vocabulary)
-    found = [pairs.distances(subject, endings, "every").values() for subject in subjects]
+    opened_models = open_model(str(run)), open_model(str(base_run))
+    endings = pairs.endings_of(opened_models[0].tokenizer, ("layer", "token"), opened_models[0].vocabulary)
+    found = [pairs.distances(opened, endings, "every").values() for opened in opened_models]
     lines = [line for of_model in found for line in of_model]
     assert numbers(page, "^By layer: the distance") == [
         [f"{value:.4f}" for value in layer] for layer in zip(*lines, strict=True)

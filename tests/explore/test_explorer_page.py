@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore.explorer import Explorer, Turn
+from tide_lm.model.opened import open_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install 'tide-lm[explore]'"
@@ -20,8 +20,8 @@ VISITOR = SimpleNamespace(session_hash="one")
 @pytest.fixture(scope="module")
 def explorer(trained, base_run, tmp_path_factory):
     return Explorer(
-        open_subject(str(trained), writes=False),
-        open_subject(str(base_run), writes=False),
+        open_model(str(trained), writes=False),
+        open_model(str(base_run), writes=False),
         tmp_path_factory.mktemp("results"),
     )
 

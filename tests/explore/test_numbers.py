@@ -14,11 +14,11 @@ from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs, reading
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader, shares
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
+from tide_lm.model.opened import open_model
 from tide_lm.run.directory import write_result
 from tide_lm.spec.config import Place, Residence
 
@@ -27,41 +27,41 @@ LONG = "the context of the token beneath the layer. " * 12
 
 
 @pytest.fixture(scope="module")
-def subject(trained):
-    return open_subject(str(trained))
+def opened(trained):
+    return open_model(str(trained))
 
 
 @pytest.fixture(scope="module")
 def base(base_run):
-    return open_subject(str(base_run))
+    return open_model(str(base_run))
 
 
 @torch.no_grad()
-def test_a_short_text_has_the_losses_of_both_models_and_the_routers_weights(subject, base):
-    *_, found = Reader(subject, base).read(TEXT)
+def test_a_short_text_has_the_losses_of_both_models_and_the_routers_weights(opened, base):
+    *_, found = Reader(opened, base).read(TEXT)
     assert "".join(found.texts) == f"<bos>{TEXT}"
     ids_BT = torch.tensor([found.ids])
-    for model, losses_T in ((subject.model, found.losses), (base.model, found.compared)):
+    for model, losses_T in ((opened.model, found.losses), (base.model, found.compared)):
         logits_TV = model(ids_BT).logits[0, :-1]
         expected = torch.nn.functional.cross_entropy(logits_TV, ids_BT[0, 1:], reduction="none")
         assert losses_T[0] is None
         assert losses_T[1:] == pytest.approx(expected.tolist(), abs=1e-5)
     assert found.loss == pytest.approx(float(torch.tensor(found.losses[1:]).mean()))
-    weights = subject.model(ids_BT, output_router_weights=True).router_weights
+    weights = opened.model(ids_BT, output_router_weights=True).router_weights
     null_T = torch.stack([weights_BTS[0, :, -1] for weights_BTS in weights]).mean(0)
     assert found.drawn == pytest.approx((1 - null_T).tolist(), abs=1e-6)
-    bins = subject.bins.bins_V
+    bins = opened.bins.bins_V
     assert found.deciles == [None if bins[id] == -1 else bins[id] for id in found.ids]
     assert {None} < set(found.deciles)
 
 
-def test_a_long_text_grows_and_ends_with_the_loss_that_evaluate_finds(subject, tmp_path):
-    steps = [(found.done, found) for found in Reader(subject).read(LONG)]
+def test_a_long_text_grows_and_ends_with_the_loss_that_evaluate_finds(opened, tmp_path):
+    steps = [(found.done, found) for found in Reader(opened).read(LONG)]
     (tmp_path / "long.txt").write_text(LONG)
     batches = read(
-        tmp_path / "long.txt", "text", subject.tokenizer, subject.vocabulary, Windows(32, 16), TextSize()
+        tmp_path / "long.txt", "text", opened.tokenizer, opened.vocabulary, Windows(32, 16), TextSize()
     )
-    expected = losses(subject.model, batches)
+    expected = losses(opened.model, batches)
     done, found = steps[-1]
     assert len(steps) > 5
     assert [count for count, _ in steps] == sorted({count for count, _ in steps})
@@ -70,8 +70,8 @@ def test_a_long_text_grows_and_ends_with_the_loss_that_evaluate_finds(subject, t
     assert None not in found.losses[1:] + found.drawn
 
 
-def test_reading_can_be_given_up_and_begun_again(subject):
-    reader = Reader(subject)
+def test_reading_can_be_given_up_and_begun_again(opened):
+    reader = Reader(opened)
     some = reader.read(LONG)
     for _ in range(3):
         reached = next(some).done
@@ -87,21 +87,21 @@ def test_reading_can_be_given_up_and_begun_again(subject):
     assert reader.known(LONG).losses == losses  # and read again
 
 
-def test_only_so_much_of_a_text_is_read_and_nothing_of_none(subject, monkeypatch):
+def test_only_so_much_of_a_text_is_read_and_nothing_of_none(opened, monkeypatch):
     monkeypatch.setattr(reading, "LIMIT", 50)
-    *_, found = Reader(subject).read(LONG)
+    *_, found = Reader(opened).read(LONG)
     assert len(found.ids) == 51
     assert found.left_out == 84
-    *_, nothing = Reader(subject).read("")
+    *_, nothing = Reader(opened).read("")
     assert nothing.ids == [0]
     assert nothing.loss is None
 
 
-def test_models_of_two_tokenizers_are_not_compared(subject, base):
-    other = subject.tokenizer.from_pretrained(subject.tokenizer.name_or_path)
+def test_models_of_two_tokenizers_are_not_compared(opened, base):
+    other = opened.tokenizer.from_pretrained(opened.tokenizer.name_or_path)
     other.add_tokens(["more"])
     with pytest.raises(ValueError, match="has another tokenizer than run"):
-        Reader(subject, dataclasses.replace(base, tokenizer=other))
+        Reader(opened, dataclasses.replace(base, tokenizer=other))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_what_memory_adds_is_what_is_missing_without_it(tiny_model, changes):
 
 
 @torch.no_grad()
-def test_a_tokens_predictions_are_the_models_with_memory_and_without(subject):
-    reader = Reader(subject)
+def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened):
+    reader = Reader(opened)
     *_, found = reader.read(LONG)
     place, layer = 111, 1
     detail = reader.detail(LONG, place, layer)
@@ -138,13 +138,13 @@ def test_a_tokens_predictions_are_the_models_with_memory_and_without(subject):
     ]
     assert follows in ([], [pytest.approx(chance, rel=1e-4)])
     ids_BT = torch.tensor([found.ids[80 : place + 1]])  # windows of 32 begin at every 16th
-    layers = list(range(subject.config.num_hidden_layers))
+    layers = list(range(opened.config.num_hidden_layers))
     for predictions, dropped in zip(detail.predictions.values(), ([], layers, [layer]), strict=True):
-        chances_V = subject.model(ids_BT, drop_memory_layers=dropped).logits[0, -1].softmax(-1)
+        chances_V = opened.model(ids_BT, drop_memory_layers=dropped).logits[0, -1].softmax(-1)
         best = chances_V.topk(len(predictions))
         assert [one.probability for one in predictions] == pytest.approx(best.values.tolist(), abs=1e-6)
         likeliest = int(best.indices[0])
-        assert predictions[0].text == (subject.tokenizer.decode([likeliest]) or f"#{likeliest}")
+        assert predictions[0].text == (opened.tokenizer.decode([likeliest]) or f"#{likeliest}")
 
 
 def test_a_base_model_has_losses_and_predictions_alone(base):
@@ -155,8 +155,8 @@ def test_a_base_model_has_losses_and_predictions_alone(base):
     assert (detail.weights, len(detail.predictions)) == ([], 1)
 
 
-def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
-    vocabulary = Vocabulary(subject)
+def test_tokens_are_found_and_have_their_rows_and_neighbours(opened):
+    vocabulary = Vocabulary(opened)
     ids, total = vocabulary.search("LAYER")
     assert total == len(ids) > 0
     assert all("layer" in vocabulary.texts[id].lower() for id in ids)
@@ -170,44 +170,44 @@ def test_tokens_are_found_and_have_their_rows_and_neighbours(subject):
     for nothing in "#99999999", "", "#" + "9" * 5000:
         assert vocabulary.search(nothing) == ([], 0)
     one = vocabulary.entry(ids[0])
-    assert one.count == subject.bins.counts_V[ids[0]]
-    rows_KD = subject.model.model.memory.weight[ids[0]]
+    assert one.count == opened.bins.counts_V[ids[0]]
+    rows_KD = opened.model.model.memory.weight[ids[0]]
     assert [one.norms["M1"], one.norms["M2"]] == pytest.approx(rows_KD.norm(dim=-1).tolist())
     word = one.text.strip()
     *_, found = vocabulary.neighbours(ids[0])
-    expected = neighbours(subject, [word])["words"][word]
+    expected = neighbours(opened, [word])["words"][word]
     assert (found.texts, found.jaccard) == (expected["neighbours"], expected["jaccard"])
     assert found.searched == found.candidates
 
 
-def test_of_a_long_template_the_end_counts(subject, monkeypatch):
+def test_of_a_long_template_the_end_counts(opened, monkeypatch):
     def apart(template):
-        return pairs.distances(subject, endings, template)["with memory"]
+        return pairs.distances(opened, endings, template)["with memory"]
 
-    endings = pairs.endings_of(subject.tokenizer, ("layer", "token"), subject.vocabulary)
+    endings = pairs.endings_of(opened.tokenizer, ("layer", "token"), opened.vocabulary)
     assert apart("context every") != pytest.approx(apart("knows every"), abs=1e-4)
-    end = subject.tokenizer(" every", add_special_tokens=False).input_ids
+    end = opened.tokenizer(" every", add_special_tokens=False).input_ids
     monkeypatch.setattr(pairs, "LONGEST", len(end))
     assert apart("context every") == apart("knows every") == apart(" every")
 
 
-def test_a_pair_is_as_far_apart_as_analyze_says(subject, base):
+def test_a_pair_is_as_far_apart_as_analyze_says(opened, base):
     words = "layer", "token"
-    endings = pairs.endings_of(subject.tokenizer, words, subject.vocabulary)
-    found = pairs.distances(subject, endings, "every")
-    expected = category(subject.model, subject.tokenizer, [words], ["every"], 0.1)["relative"][0]
+    endings = pairs.endings_of(opened.tokenizer, words, opened.vocabulary)
+    found = pairs.distances(opened, endings, "every")
+    expected = category(opened.model, opened.tokenizer, [words], ["every"], 0.1)["relative"][0]
     assert found["with memory"] == pytest.approx(expected, abs=1e-6)
     assert found["without memory"] != pytest.approx(expected, abs=1e-3)
     assert [len(line) for line in pairs.distances(base, endings, "every").values()] == [len(expected)]
     with pytest.raises(ValueError, match="are not two different single tokens"):
-        pairs.endings_of(subject.tokenizer, ("layer", "unheardof"), subject.vocabulary)
+        pairs.endings_of(opened.tokenizer, ("layer", "unheardof"), opened.vocabulary)
     by_id = f"#{endings[0][0]}"
-    assert pairs.endings_of(subject.tokenizer, (by_id, "token"), subject.vocabulary) == endings
+    assert pairs.endings_of(opened.tokenizer, (by_id, "token"), opened.vocabulary) == endings
     with pytest.raises(ValueError, match=f"{by_id} is not there.* {endings[0][0]} tokens"):
-        pairs.endings_of(subject.tokenizer, (by_id, "token"), endings[0][0])
+        pairs.endings_of(opened.tokenizer, (by_id, "token"), endings[0][0])
     for two, message in ((by_id, "layer"), "are the same"), (("", "layer"), "a token is missing"):
         with pytest.raises(ValueError, match=message):
-            pairs.endings_of(subject.tokenizer, two, subject.vocabulary)
+            pairs.endings_of(opened.tokenizer, two, opened.vocabulary)
 
 
 def byte_fallback():
@@ -233,20 +233,20 @@ def test_tokens_keep_their_space_and_bytes_have_names():
     assert token_texts(tokenizer, ids) == [" the", "the", " ", "<0xE2>", "A"]
 
 
-def test_a_character_of_several_tokens_is_that_of_the_last(subject):
-    *_, found = Reader(subject).read("a é🌊b")
+def test_a_character_of_several_tokens_is_that_of_the_last(opened):
+    *_, found = Reader(opened).read("a é🌊b")
     assert found.texts[1:] == ["a", " ", "<0xC3>", "é", "<0xF0>", "<0x9F>", "<0x8C>", "🌊", "b"]
 
 
-def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(subject, tmp_path):
-    pack(subject.model, tmp_path / "packed", Form(16))
-    subject.tokenizer.save_pretrained(tmp_path / "packed")
-    packed = open_subject(str(tmp_path / "packed"), memory=Residence(Place.store), writes=False)
-    *_, expected = Reader(subject).read(TEXT)
+def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(opened, tmp_path):
+    pack(opened.model, tmp_path / "packed", Form(16))
+    opened.tokenizer.save_pretrained(tmp_path / "packed")
+    packed = open_model(str(tmp_path / "packed"), memory=Residence(Place.store), writes=False)
+    *_, expected = Reader(opened).read(TEXT)
     reader = Reader(packed)
     *_, found = reader.read(TEXT)
     assert found.losses[1:] == pytest.approx(expected.losses[1:], abs=0.02)
-    theirs, ours = Reader(subject).detail(TEXT, 3, 0), reader.detail(TEXT, 3, 0)
+    theirs, ours = Reader(opened).detail(TEXT, 3, 0), reader.detail(TEXT, 3, 0)
     assert ours.added == pytest.approx(theirs.added, rel=0.02)
     vocabulary = Vocabulary(packed)
     assert vocabulary.entry(5).norms.keys() == {"E"}
@@ -255,8 +255,8 @@ def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(subject, tmp_
 
 
 @pytest.mark.parametrize("asked", [15, pytest.param(60, marks=pytest.mark.slow)])
-def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path, asked):
-    explorer = Explorer(subject, base, tmp_path)
+def test_visitors_at_once_are_told_what_one_alone_is(opened, base, tmp_path, asked):
+    explorer = Explorer(opened, base, tmp_path)
     questions = [
         lambda: explorer.pair("layer", "token", "every"),
         lambda: explorer.pair("the", "token", "every layer"),
@@ -271,18 +271,18 @@ def test_visitors_at_once_are_told_what_one_alone_is(subject, base, tmp_path, as
         assert answer == expected[number % 5]
 
 
-def test_a_base_of_another_depth_is_compared_as_far_as_it_goes(subject, base, tmp_path):
+def test_a_base_of_another_depth_is_compared_as_far_as_it_goes(opened, base, tmp_path):
     shallow = copy.deepcopy(base.model)
     shallow.model.layers = shallow.model.layers[:1]
     shallow.config.num_hidden_layers = 1
-    other = dataclasses.replace(base, name=subject.name, load=lambda: shallow)
-    shown = Explorer(subject, other, tmp_path).pair("layer", "token", "every")
-    assert shown.count('scope="row"') == subject.config.num_hidden_layers
+    other = dataclasses.replace(base, name=opened.name, load=lambda: shallow)
+    shown = Explorer(opened, other, tmp_path).pair("layer", "token", "every")
+    assert shown.count('scope="row"') == opened.config.num_hidden_layers
     assert f'<th scope="col">{base.path}</th>' in shown  # both models have one name
 
 
-def test_results_that_are_damaged_or_new_are_seen(subject, tmp_path):
-    explorer = Explorer(subject, None, tmp_path)
+def test_results_that_are_damaged_or_new_are_seen(opened, tmp_path):
+    explorer = Explorer(opened, None, tmp_path)
     assert "tide-lm analyze routing" in explorer.model()
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "routing.json").write_text('{"tokens": []}')
@@ -290,16 +290,16 @@ def test_results_that_are_damaged_or_new_are_seen(subject, tmp_path):
     shown = explorer.model()
     assert "routing.json" in shown
     assert "<svg" not in shown
-    write_result(tmp_path, "distances", distances(subject))
+    write_result(tmp_path, "distances", distances(opened))
     (tmp_path / "results" / "layer-drop.json").symlink_to("nowhere")
     assert "<svg" in explorer.model()
 
 
-def test_damaged_weights_are_named(subject, tmp_path):
-    damaged = copy.deepcopy(subject.model)
-    token = subject.tokenizer(" layer", add_special_tokens=False).input_ids[-1]
+def test_damaged_weights_are_named(opened, tmp_path):
+    damaged = copy.deepcopy(opened.model)
+    token = opened.tokenizer(" layer", add_special_tokens=False).input_ids[-1]
     damaged.model.memory.weight.data[token] = torch.nan
-    explorer = Explorer(dataclasses.replace(subject, load=lambda: damaged), None, tmp_path)
+    explorer = Explorer(dataclasses.replace(opened, load=lambda: damaged), None, tmp_path)
     with pytest.raises(ValueError, match=r"run has a loss .*not finite"):
         list(explorer.read(TEXT, Turn()))
     assert "are not finite" in explorer.pair("layer", "token", "every")
@@ -308,7 +308,7 @@ def test_damaged_weights_are_named(subject, tmp_path):
 
 def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):
     shutil.copytree(base_run / "export", tmp_path / "alone")
-    explorer = Explorer(open_subject(str(tmp_path / "alone"), writes=False), None, tmp_path / "nowhere")
+    explorer = Explorer(open_model(str(tmp_path / "alone"), writes=False), None, tmp_path / "nowhere")
     explorer.warm_up()
     assert "Not there yet" in explorer.model()
     assert [str(colour) for colour in explorer.colours] == ["loss"]
@@ -324,8 +324,8 @@ def test_a_model_of_another_family_without_special_tokens_has_a_page_too(tokeniz
     GPT2LMHeadModel(GPT2Config(vocab_size=len(bare), n_embd=32, n_layer=2, n_head=2)).save_pretrained(
         tmp_path / "gpt2"
     )
-    subject = open_subject(str(tmp_path / "gpt2"), writes=False)
-    explorer = Explorer(subject, None, tmp_path)
+    opened = open_model(str(tmp_path / "gpt2"), writes=False)
+    explorer = Explorer(opened, None, tmp_path)
     explorer.warm_up()
     *_, found = explorer.reader.read(TEXT)
     assert "".join(found.texts) == TEXT
@@ -336,13 +336,13 @@ def test_a_model_of_another_family_without_special_tokens_has_a_page_too(tokeniz
     assert "decile" not in list(explorer.token(7, Turn()))[-1].replace("no decile", "")
 
 
-def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(subject, tmp_path, monkeypatch):
+def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 1)  # one token at a time
     monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
-    explorer = Explorer(subject, None, tmp_path)
+    explorer = Explorer(opened, None, tmp_path)
     whole = list(explorer.token(7, Turn()))
     assert "Nearest" not in whole[0]
-    total = len(subject.bins.counts_V.nonzero()[0])
+    total = len(opened.bins.counts_V.nonzero()[0])
     assert len(whole) == total + 1
     assert f"5 of {total} tokens searched" in whole[5]
     assert "Stopped" not in "".join(whole)
@@ -359,10 +359,10 @@ def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(subject, tmp_pat
     assert list(explorer.token(7, Turn(replaced=True))) == []
 
 
-def test_a_reading_that_is_replaced_says_no_more(subject, tmp_path, monkeypatch):
+def test_a_reading_that_is_replaced_says_no_more(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
     turn = Turn()
-    answers = Explorer(subject, None, tmp_path).read(LONG, turn)
+    answers = Explorer(opened, None, tmp_path).read(LONG, turn)
     next(answers)
     turn.colour, turn.chosen = "frequency decile", 0  # as it may be changed meanwhile
     _, summary, tokens = next(answers)
@@ -372,8 +372,8 @@ def test_a_reading_that_is_replaced_says_no_more(subject, tmp_path, monkeypatch)
     assert list(answers) == []
 
 
-def test_what_a_browser_may_send_does_no_harm(subject, tmp_path):
-    explorer = Explorer(subject, None, tmp_path)
+def test_what_a_browser_may_send_does_no_harm(opened, tmp_path):
+    explorer = Explorer(opened, None, tmp_path)
     for text in "\ud800", None, "x" * 300_000, "\x00":
         assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, Turn()))
         assert explorer.search(text) is not None

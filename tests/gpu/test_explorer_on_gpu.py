@@ -6,11 +6,11 @@ import torch
 from tide_lm.analysis.tables import distances
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
-from tide_lm.evaluate.subject import open_subject
 from tide_lm.explore import pairs
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader
 from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.model.opened import open_model
 from tide_lm.spec.config import Place, Residence
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -18,39 +18,39 @@ TEXT = "the context of the token beneath the layer. " * 6
 
 
 @pytest.fixture(params=["as trained", *Place])
-def subjects(request, trained, tmp_path):
+def opened_models(request, trained, tmp_path):
     """One model on each."""
     model, memory = trained, None
     if request.param != "as trained":
-        subject = open_subject(str(trained))
+        opened = open_model(str(trained))
         model, memory = tmp_path / "packed", Residence(request.param)
-        pack(subject.model, model, Form(8))
-        subject.tokenizer.save_pretrained(model)
-    on_gpu, on_cpu = (open_subject(str(model), memory=memory, writes=False) for _ in range(2))
+        pack(opened.model, model, Form(8))
+        opened.tokenizer.save_pretrained(model)
+    on_gpu, on_cpu = (open_model(str(model), memory=memory, writes=False) for _ in range(2))
     on_cpu.model.cpu()
     assert (on_gpu.model.device.type, on_cpu.model.device.type) == ("cuda", "cpu")
     return on_gpu, on_cpu
 
 
-def test_a_text_a_token_and_a_pair(subjects, tmp_path):
-    (*_, ours), (*_, theirs) = (Reader(subject).read(TEXT) for subject in subjects)
+def test_a_text_a_token_and_a_pair(opened_models, tmp_path):
+    (*_, ours), (*_, theirs) = (Reader(opened).read(TEXT) for opened in opened_models)
     assert ours.losses[1:] == pytest.approx(theirs.losses[1:], abs=1e-3)
     assert ours.drawn == pytest.approx(theirs.drawn, abs=1e-3)
-    ours, theirs = (Reader(subject).detail(TEXT, 40, 1) for subject in subjects)
+    ours, theirs = (Reader(opened).detail(TEXT, 40, 1) for opened in opened_models)
     assert ours.added == pytest.approx(theirs.added, rel=1e-2)
     assert ours.state == pytest.approx(theirs.state, rel=1e-2)
     for name, words in theirs.predictions.items():
         found = [one.probability for one in ours.predictions[name]]
         assert found == pytest.approx([one.probability for one in words], abs=1e-3)
-    (*_, ours), (*_, theirs) = (Vocabulary(subject).neighbours(7) for subject in subjects)
+    (*_, ours), (*_, theirs) = (Vocabulary(opened).neighbours(7) for opened in opened_models)
     assert ours.texts[0] == theirs.texts[0]
     assert ours.jaccard == pytest.approx(theirs.jaccard, abs=0.2)  # a near tie may fall otherwise
-    ours, theirs = (torch.tensor(distances(subject)["distance"]) for subject in subjects)
+    ours, theirs = (torch.tensor(distances(opened)["distance"]) for opened in opened_models)
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
-    endings = pairs.endings_of(subjects[0].tokenizer, ("layer", "token"), subjects[0].vocabulary)
-    ours, theirs = (pairs.distances(subject, endings, "every") for subject in subjects)
+    endings = pairs.endings_of(opened_models[0].tokenizer, ("layer", "token"), opened_models[0].vocabulary)
+    ours, theirs = (pairs.distances(opened, endings, "every") for opened in opened_models)
     for name, line in theirs.items():
         assert ours[name] == pytest.approx(line, abs=1e-2)
-    explorer = Explorer(subjects[0], subjects[1], tmp_path)
+    explorer = Explorer(opened_models[0], opened_models[1], tmp_path)
     explorer.warm_up()
     assert "overlap with E" in list(explorer.token(7, Turn()))[-1]

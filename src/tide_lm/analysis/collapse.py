@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.analysis.contexts import PAIRS, TEMPLATES
 from tide_lm.evaluate.perplexity import check_ids
-from tide_lm.evaluate.subject import Subject
+from tide_lm.model.opened import OpenedModel
 
 Pair = tuple[str, str]
 POINTS = 9  # of the segment between two states
@@ -24,7 +24,7 @@ ITERATIONS = 24  # of the power method
 
 @torch.no_grad()
 def collapse(
-    subject: Subject, delta: float = 0.1, tell: Callable[[str], None] = lambda line: None
+    opened: OpenedModel, delta: float = 0.1, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Distances by category, pair and layer, raw and over the mean norm; who has collapsed; the FFN's bound.
 
@@ -34,7 +34,7 @@ def collapse(
     categories = {}
     for name, pairs in PAIRS.items():
         tell(name)
-        categories[name] = category(subject.model, subject.tokenizer, pairs, TEMPLATES[name], delta)
+        categories[name] = category(opened.model, opened.tokenizer, pairs, TEMPLATES[name], delta)
     return {"delta": delta, "categories": categories}
 
 

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
-from tide_lm.evaluate.subject import Subject
+from tide_lm.model.opened import OpenedModel
 
 
 def layer_drop(
-    subject: Subject,
+    opened: OpenedModel,
     texts: dict[str, Path],
     windows: Windows,
     text_field: str = "text",
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Return the perplexity of each text with all layers, without each one, and without any."""
-    model = subject.tide
+    model = opened.tide
     layers = range(model.config.num_hidden_layers)
 
     def without(dropped: list[int]) -> float:
@@ -30,7 +30,7 @@ def layer_drop(
     found = {}
     for name, text in texts.items():
         tell(f"{name}, all layers")
-        batches = list(read(text, text_field, subject.tokenizer, subject.vocabulary, windows, TextSize()))
+        batches = list(read(text, text_field, opened.tokenizer, opened.vocabulary, windows, TextSize()))
         full = without([])
         dropped = []
         for layer in layers:

@@ -11,25 +11,25 @@ import torch
 
 from tide_lm.data.frequency import BINS
 from tide_lm.evaluate.perplexity import Progress, TextSize, Windows, read
-from tide_lm.evaluate.subject import Subject
+from tide_lm.model.opened import OpenedModel
 
 
 @torch.no_grad()
 def routing(
-    subject: Subject,
+    opened: OpenedModel,
     text: str | Path,
     windows: Windows,
     text_field: str = "text",
     progress: Progress = lambda tokens: None,
 ) -> dict[str, Any]:
     """Mean router weights `by_layer[layer][row][slot]`, each token of the text once; rows as in the bins."""
-    model = subject.tide
-    rows_V = subject.bins.rows().to(model.device)
+    model = opened.tide
+    rows_V = opened.bins.rows().to(model.device)
     slots = model.config.num_memory_blocks + 1
     sums_LRS = torch.zeros(model.config.num_hidden_layers, BINS + 1, slots, dtype=torch.float64)
     counts_R = torch.zeros(BINS + 1, dtype=torch.int64)
     apart = Windows(windows.size, windows.size, windows.batch)  # no token twice
-    for ids, predicted in read(text, text_field, subject.tokenizer, subject.vocabulary, apart, TextSize()):
+    for ids, predicted in read(text, text_field, opened.tokenizer, opened.vocabulary, apart, TextSize()):
         # The inputs of predicted tokens: all but what fills a row up, and a document's last token.
         inputs_BT, taken_BT = ids[:, :-1].to(model.device), predicted[:, 1:].to(model.device)
         weights = model.model(inputs_BT, use_cache=False, output_router_weights=True)["router_weights"]

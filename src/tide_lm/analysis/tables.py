@@ -12,8 +12,8 @@ import torch
 
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import COMMON, RARE
-from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
+from tide_lm.model.opened import OpenedModel
 from tide_lm.model.stored import StoredMemory
 
 CHUNK = 2**19  # numbers that are looked at together: those that a CPU's cache holds
@@ -53,10 +53,10 @@ def names(blocks: int) -> list[str]:
 
 
 @torch.no_grad()
-def distances(subject: Subject) -> dict[str, Any]:
+def distances(opened: OpenedModel) -> dict[str, Any]:
     """Mean cosine distance over the ids that occur, or all if that is not known, of every two tables."""
-    model = subject.tide
-    ids_N = known_ids(subject).to(model.device)
+    model = opened.tide
+    ids_N = known_ids(opened).to(model.device)
     tables = names(model.config.num_memory_blocks)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
     for ids in _parts(model, ids_N):
@@ -71,14 +71,14 @@ def distances(subject: Subject) -> dict[str, Any]:
 
 @torch.no_grad()
 def neighbours(
-    subject: Subject, words: Sequence[str] = (), sample: int = 200, seed: int = 0
+    opened: OpenedModel, words: Sequence[str] = (), sample: int = 200, seed: int = 0
 ) -> dict[str, Any]:
     """The overlap of nearest neighbours in E and in each block, for rare and common ids; and those of words.
 
     A neighbour is an id that occurs in the counts.
     """
-    model = subject.tide
-    candidates = known_ids(subject)
+    model = opened.tide
+    candidates = known_ids(opened)
     generator = np.random.default_rng(seed)
     result: dict[str, Any] = {
         "neighbours": NEIGHBOURS,
@@ -86,14 +86,14 @@ def neighbours(
         "seed": seed,
     }
     for name, deciles in (("rare", RARE), ("common", COMMON)):
-        members = np.flatnonzero(np.isin(subject.bins.bins_V, list(deciles)))
+        members = np.flatnonzero(np.isin(opened.bins.bins_V, list(deciles)))
         chosen = np.sort(generator.permutation(members)[:sample])
         result[name] = _overlap(nearest(model, torch.from_numpy(chosen), candidates))
     result["words"] = {}
     for word in words:
-        id = single_token(subject, word)
+        id = single_token(opened, word)
         found = nearest(model, torch.tensor([id]), candidates)
-        result["words"][word] = neighbours_of(subject, id, found[:, 0])
+        result["words"][word] = neighbours_of(opened, id, found[:, 0])
     return result
 
 
@@ -136,27 +136,27 @@ def _overlap(found_ANJ: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def neighbours_of(subject: Subject, id: int, found_AJ: torch.Tensor) -> dict[str, Any]:
+def neighbours_of(opened: OpenedModel, id: int, found_AJ: torch.Tensor) -> dict[str, Any]:
     """Return one token's neighbours in E and in each block, and how much of E's each block shares."""
     base, *blocks = found_AJ.tolist()
     return {
         "id": id,
-        "neighbours": [tokenizers.token_texts(subject.tokenizer, ids) for ids in (base, *blocks)],
+        "neighbours": [tokenizers.token_texts(opened.tokenizer, ids) for ids in (base, *blocks)],
         "jaccard": [jaccard(base, ids) for ids in blocks],
     }
 
 
-def single_token(subject: Subject, word: str) -> int:
+def single_token(opened: OpenedModel, word: str) -> int:
     """The id of a word with a space before it, or without."""
     for text in (f" {word}", word):
-        ids = subject.tokenizer(text, add_special_tokens=False).input_ids
+        ids = opened.tokenizer(text, add_special_tokens=False).input_ids
         if len(ids) == 1:
             return ids[0]
-    raise ValueError(f"{word!r} is not a single token of {subject.name}'s tokenizer: choose another word")
+    raise ValueError(f"{word!r} is not a single token of {opened.name}'s tokenizer: choose another word")
 
 
-def known_ids(subject: Subject) -> torch.Tensor:
+def known_ids(opened: OpenedModel) -> torch.Tensor:
     """Return the ids that occur, or all if that is not known."""
-    if subject.frequencies is None:
-        return torch.arange(subject.vocabulary)
-    return torch.from_numpy(np.flatnonzero(subject.frequencies.counts_V))
+    if opened.frequencies is None:
+        return torch.arange(opened.vocabulary)
+    return torch.from_numpy(np.flatnonzero(opened.frequencies.counts_V))

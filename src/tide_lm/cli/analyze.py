@@ -28,7 +28,7 @@ from tide_lm.cli.texts import (
 from tide_lm.run.directory import results_folder
 
 if TYPE_CHECKING:
-    from tide_lm.evaluate.subject import Subject
+    from tide_lm.model.opened import OpenedModel
 
 
 class What(StrEnum):
@@ -114,82 +114,82 @@ def command(
     )
     if what is What.routing and len(options.reading.texts) > 1:
         raise typer.BadParameter("routing reads one text: give --text once")
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
     found = {}
     for model in models:
-        subject = open_subject(model, counts=counts, run=run, memory=memory)
-        results_folder(subject.run)
+        opened = open_model(model, counts=counts, run=run, memory=memory)
+        results_folder(opened.run)
         with working(f"Looking at {what} of {model}") as tell:
-            found[model] = analyze(what, subject, options, tell)
+            found[model] = analyze(what, opened, options, tell)
         if not as_json:
             print_summary(what.value, f"{what} of {model}", found[model])
         if memory is not None:
-            tell_reads(subject)
-        typer.echo(f"results in {subject.run / 'results'}", err=True)
+            tell_reads(opened)
+        typer.echo(f"results in {opened.run / 'results'}", err=True)
     if as_json:
         print_json(found)
 
 
 def analyze(
     what: What,
-    subject: "Subject",
+    opened: "OpenedModel",
     options: Options,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Looks, and writes the result."""
-    result = _look(what, subject, options, tell)
-    subject.write(what.value, result)
+    result = _look(what, opened, options, tell)
+    opened.write(what.value, result)
     return result
 
 
-def _look(what: What, subject: "Subject", options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
+def _look(what: What, opened: "OpenedModel", options: Options, tell: Callable[[str], None]) -> dict[str, Any]:
     reading = options.reading
     if what in OF_MEMORY:
-        subject.check_memory()
+        opened.check_memory()
     match what:
         case What.norms:
             from tide_lm.analysis.norms import norms
 
-            return norms(subject, tell)
+            return norms(opened, tell)
         case What.updates:
             from tide_lm.analysis.updates import updates
 
-            return updates(subject.bins, options.tokens, options.train_batch, options.sequence)
+            return updates(opened.bins, options.tokens, options.train_batch, options.sequence)
         case What.gradients:
             from tide_lm.analysis.gradients import gradients
 
-            return gradients(subject.owner or subject.run, subject.bins)
+            return gradients(opened.owner or opened.run, opened.bins)
         case What.collapse:
             from tide_lm.analysis.collapse import collapse
 
-            return collapse(subject, options.delta, tell)
+            return collapse(opened, options.delta, tell)
         case What.routing:
             from tide_lm.analysis.routing import routing
 
-            windows = reading.windows_of(subject)
-            name, path = next(iter(reading.texts_of(subject).items()))
-            seen = routing(subject, path, windows, reading.text_field, lambda n: tell(f"{n:,} tokens"))
+            windows = reading.windows_of(opened)
+            name, path = next(iter(reading.texts_of(opened).items()))
+            seen = routing(opened, path, windows, reading.text_field, lambda n: tell(f"{n:,} tokens"))
             return {"text": name, "source": str(path), "window": windows.size, **seen}
         case What.layer_drop:
             from tide_lm.analysis.layer_drop import layer_drop
 
-            texts, windows = reading.texts_of(subject), reading.windows_of(subject)
-            return layer_drop(subject, texts, windows, reading.text_field, tell)
+            texts, windows = reading.texts_of(opened), reading.windows_of(opened)
+            return layer_drop(opened, texts, windows, reading.text_field, tell)
         case What.distances:
             from tide_lm.analysis.tables import distances
 
-            return distances(subject)
+            return distances(opened)
         case What.neighbours:
             from tide_lm.analysis.tables import neighbours
 
-            return neighbours(subject, options.words)
+            return neighbours(opened, options.words)
         case What.footprint:
             from transformers import LlamaConfig
 
             from tide_lm.analysis.footprint import footprint
             from tide_lm.spec.config import ModelConfig
 
-            if not isinstance(subject.config, LlamaConfig):
-                raise ValueError(f"{subject.name} is no Llama, and only that architecture is counted")
-            return footprint(ModelConfig.from_values(subject.config.to_dict()))
+            if not isinstance(opened.config, LlamaConfig):
+                raise ValueError(f"{opened.name} is no Llama, and only that architecture is counted")
+            return footprint(ModelConfig.from_values(opened.config.to_dict()))

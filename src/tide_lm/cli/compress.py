@@ -40,25 +40,25 @@ def on_forms(
 ) -> dict[str, Any]:
     """Measures, and writes results/compression.json."""
     from tide_lm.compress.measure import FORMS, measure
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
     known = {str(form): form for form in FORMS}
     if unknown := [name for name in names or () if name not in known]:
         raise typer.BadParameter(f"--form {unknown[0]!r} is none of {', '.join(map(repr, known))}")
-    subject = open_subject(model, counts=counts, run=run)
-    results_folder(subject.run)
+    opened = open_model(model, counts=counts, run=run)
+    results_folder(opened.run)
     forms = [known[name] for name in names or known]
-    if subject.frequencies is None:
+    if opened.frequencies is None:
         if lost := [str(form) for form in forms if names and form.weighted]:
             raise typer.BadParameter(
                 f"--form {lost[0]!r} is weighted by how frequent tokens are: give --counts"
             )
         typer.echo("without --counts no form is weighted by the frequency of tokens", err=True)
         forms = [form for form in forms if not form.weighted]
-    texts, windows = reading.texts_of(subject), reading.windows_of(subject)
+    texts, windows = reading.texts_of(opened), reading.windows_of(opened)
     with working(f"Compressing {model}") as tell:
-        result = measure(subject, forms, texts, windows, reading.text_field, tell)
-    typer.echo(f"wrote {subject.write('compression', result)}", err=True)
+        result = measure(opened, forms, texts, windows, reading.text_field, tell)
+    typer.echo(f"wrote {opened.write('compression', result)}", err=True)
     return result
 
 

@@ -126,7 +126,7 @@ def _look_into(run: Path) -> list[float | None]:
     from tide_lm.cli.analyze import Options, What, analyze
     from tide_lm.cli.compress import on_forms
     from tide_lm.cli.texts import Reading
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
     both = [What.norms, What.updates, What.gradients, What.collapse, What.footprint]
     more = [What.routing, What.layer_drop, What.distances, What.neighbours]
@@ -134,10 +134,10 @@ def _look_into(run: Path) -> list[float | None]:
     options = Options(reading)
     found = {}
     for kind in PRESETS:
-        subject = open_subject(str(run / kind))
+        opened = open_model(str(run / kind))
         for what in both + (more if kind == "tide" else []):
             with working(f"Looking at {what} of {kind}") as tell:
-                found[what] = analyze(what, subject, options, tell)
+                found[what] = analyze(what, opened, options, tell)
     on_forms(str(run / "tide"), None, None, reading, COMPRESSED)
     return [row and row[-1] for row in found[What.routing]["by_layer"][-1][:-1]]
 

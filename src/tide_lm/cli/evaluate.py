@@ -27,7 +27,7 @@ from tide_lm.run.provenance import provenance
 from tide_lm.spec.config import Residence
 
 if TYPE_CHECKING:
-    from tide_lm.evaluate.subject import Subject
+    from tide_lm.model.opened import OpenedModel
 
 
 def command(
@@ -109,14 +109,14 @@ def _on_benchmarks(
         benchmarks.check(source, names)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
-    subject = open_subject(model, run=run, memory=memory)
-    results_folder(subject.run)
-    found = benchmarks.run(subject.model, subject.tokenizer, source, names, batch=batch, limit=limit)
-    result = {"model": subject.name, **found}
-    _wrote(subject.write("benchmarks", result))
-    tell_reads(subject)
+    opened = open_model(model, run=run, memory=memory)
+    results_folder(opened.run)
+    found = benchmarks.run(opened.model, opened.tokenizer, source, names, batch=batch, limit=limit)
+    result = {"model": opened.name, **found}
+    _wrote(opened.write("benchmarks", result))
+    tell_reads(opened)
     if as_json:
         print_json(result)
     else:
@@ -159,46 +159,46 @@ def on_texts(
     model: str, run: Path | None, counts: Path | None, reading: Reading, memory: Residence | None = None
 ) -> dict[str, Any]:
     """Evaluates, and writes results/perplexity.json."""
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
-    subject = open_subject(model, counts=counts, run=run, memory=memory)
-    results_folder(subject.run)
-    if subject.frequencies is None and subject.data is not None:
-        where = subject.data.absolute()
+    opened = open_model(model, counts=counts, run=run, memory=memory)
+    results_folder(opened.run)
+    if opened.frequencies is None and opened.data is not None:
+        where = opened.data.absolute()
         typer.echo(f"no loss by decile: the run's data are not at {where}; give --counts", err=True)
-    earlier = _earlier_texts(subject)
-    found = _evaluate(subject, reading)
+    earlier = _earlier_texts(opened)
+    found = _evaluate(opened, reading)
     made = {name: {**text, "provenance": provenance()} for name, text in found.items()}
-    _wrote(subject.write("perplexity", {"texts": earlier | made}))
-    tell_reads(subject)
+    _wrote(opened.write("perplexity", {"texts": earlier | made}))
+    tell_reads(opened)
     return {"texts": found}
 
 
-def _evaluate(subject: "Subject", reading: Reading) -> dict[str, Any]:
+def _evaluate(opened: "OpenedModel", reading: Reading) -> dict[str, Any]:
     from tide_lm.evaluate.perplexity import perplexity
 
-    texts, windows = reading.texts_of(subject), reading.windows_of(subject)
+    texts, windows = reading.texts_of(opened), reading.windows_of(opened)
     found = {}
     for name, path in texts.items():
         with working(f"Reading {name}") as tell:
             found[name] = perplexity(
-                subject.model,
-                subject.tokenizer,
+                opened.model,
+                opened.tokenizer,
                 path,
                 windows,
-                subject.frequencies,
+                opened.frequencies,
                 reading.text_field,
                 progress=lambda tokens: tell(f"{tokens:,} tokens"),
             )
     return found
 
 
-def _earlier_texts(subject: "Subject") -> dict[str, Any]:
+def _earlier_texts(opened: "OpenedModel") -> dict[str, Any]:
     """What was measured before of the same model, on other texts."""
-    path = subject.result("perplexity")
+    path = opened.result("perplexity")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        same = Path(found["subject"]["model"]).resolve() == Path(subject.path).resolve()
+        same = Path(found["subject"]["model"]).resolve() == Path(opened.path).resolve()
         return found["texts"] if same else {}
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
         return {}
@@ -206,7 +206,7 @@ def _earlier_texts(subject: "Subject") -> dict[str, Any]:
 
 def over_checkpoints(model: str, run: Path | None, counts: Path | None, reading: Reading) -> dict[str, Any]:
     """Evaluates each checkpoint, and writes results/checkpoints.json."""
-    from tide_lm.evaluate.subject import open_subject, owning_run
+    from tide_lm.model.opened import open_model, owning_run
     from tide_lm.run import checkpoint
 
     owner, _ = owning_run(model)
@@ -218,13 +218,13 @@ def over_checkpoints(model: str, run: Path | None, counts: Path | None, reading:
     for step in steps:
         typer.echo(f"step {step:,} ...", err=True)
         try:
-            subject = open_subject(str(owner), step=step, counts=counts)
+            opened = open_model(str(owner), step=step, counts=counts)
         except checkpoint.DamagedError as error:
             typer.echo(f"left out: {error}", err=True)
             continue
-        found = _evaluate(subject, reading)
+        found = _evaluate(opened, reading)
         perplexities = {name: text["perplexity"] for name, text in found.items()}
-        points.append({"step": step, "tokens": subject.tokens, "perplexity": perplexities})
+        points.append({"step": step, "tokens": opened.tokens, "perplexity": perplexities})
     if not points:
         raise ValueError(f"every checkpoint of {model} is damaged: put one back")
     how = {

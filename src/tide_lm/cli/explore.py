@@ -41,15 +41,15 @@ def command(
     is_local = host in LOOPBACK
     if not is_local:
         typer.echo(f"warning: whoever reaches {host} can use this page", err=True)
-    from tide_lm.evaluate.subject import open_subject
     from tide_lm.explore.explorer import Explorer
     from tide_lm.explore.page import build, serve
+    from tide_lm.model.opened import open_model
 
-    subject = open_subject(model, counts=counts, memory=memory, writes=False)
-    base = None if compare is None else open_subject(compare, counts=counts, writes=False)
-    explorer = Explorer(subject, base, results or subject.run)
+    opened = open_model(model, counts=counts, memory=memory, writes=False)
+    base = None if compare is None else open_model(compare, counts=counts, writes=False)
+    explorer = Explorer(opened, base, results or opened.run)
     page = build(explorer)
-    with working(f"Loading {subject.name}"):
+    with working(f"Loading {opened.name}"):
         explorer.warm_up()
     names = (*LOOPBACK, "[::1]") if is_local else ()  # as browsers write them
     serve(page, host, port, names, lambda where: typer.echo(f"{where} (end with Ctrl-C)", err=True))

@@ -12,7 +12,7 @@ from tide_lm.cli.progress import working
 from tide_lm.cli.texts import Memory, tell_reads
 
 if TYPE_CHECKING:
-    from tide_lm.evaluate.subject import Subject
+    from tide_lm.model.opened import OpenedModel
     from tide_lm.serve import Sampling
 
 
@@ -35,7 +35,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Generate text. One prompt's is written as it comes, of several each when it has ended."""
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
     from tide_lm.serve import Sampling
 
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or ["-"]]
@@ -49,13 +49,13 @@ def command(
             raise ValueError(f"{unused[0]} does nothing at temperature 0: give --temperature as well")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    subject = open_subject(model, memory=memory)
+    opened = open_model(model, memory=memory)
     with working(f"Loading {model}"):
-        _ = subject.model
+        _ = opened.model
     started = time.monotonic()
-    generations, first = _generate(subject, texts, max_new_tokens, sampling, streamed=not as_json)
+    generations, first = _generate(opened, texts, max_new_tokens, sampling, streamed=not as_json)
     seconds, tokens = time.monotonic() - started, sum(one["tokens"] for one in generations)
-    tell_reads(subject)
+    tell_reads(opened)
     if as_json:
         rates = {"seconds": seconds, "first_token_s": first - started, "tokens_per_s": tokens / seconds}
         print_json({"generations": generations, **rates})
@@ -73,7 +73,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _generate(
-    subject: "Subject", prompts: list[str], max_new_tokens: int, sampling: "Sampling", streamed: bool
+    opened: "OpenedModel", prompts: list[str], max_new_tokens: int, sampling: "Sampling", streamed: bool
 ) -> tuple[list[dict[str, Any]], float]:
     """Texts, and when the first token came: on a GPU by the engine, and by transformers elsewhere."""
     import torch
@@ -81,7 +81,7 @@ def _generate(
     from tide_lm.serve import Engine
     from tide_lm.serve.text import Text, generate_plainly, prompt_ids, stop_ids
 
-    model, tokenizer = subject.model, subject.tokenizer
+    model, tokenizer = opened.model, opened.tokenizer
     ids, stop = [prompt_ids(tokenizer, prompt) for prompt in prompts], stop_ids(tokenizer, model)
     for prompt, given in zip(prompts, ids, strict=True):
         if not given:
@@ -102,7 +102,7 @@ def _generate(
             typer.echo(text.take(last=True) if len(prompts) == 1 else f"{prompts[number]}{text}\n")
 
     quantised = getattr(model.config, "quantization_config", None) is not None
-    if model.device.type == "cuda" and subject.config.model_type in ("llama", "tide") and not quantised:
+    if model.device.type == "cuda" and opened.config.model_type in ("llama", "tide") and not quantised:
         for parameter in model.parameters():  # and not the frequencies of positions
             parameter.data = parameter.data.to(torch.bfloat16)
         longest = min(max(map(len, ids)) + max_new_tokens, model.config.max_position_embeddings)

@@ -48,29 +48,29 @@ def command(
 
 def _verify(model: str) -> dict[str, Any]:
     from tide_lm.compress.pack import verify
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
     with working(f"Reading {model}"):
-        file = verify(open_subject(model, memory=Residence(Place.store)).tide)
+        file = verify(open_model(model, memory=Residence(Place.store)).tide)
     return {"store": str(file.path), "rows": file.header.vocab_size, "bytes": file.header.file_bytes}
 
 
 def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, Any]:
     from tide_lm.compress.encode import Form
     from tide_lm.compress.pack import STORE, pack
-    from tide_lm.evaluate.subject import open_subject
+    from tide_lm.model.opened import open_model
 
     try:
         chosen = Form(*form)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     files.check_free(out)
-    subject = open_subject(model, counts=counts)
-    if chosen.weighted and subject.frequencies is None:
+    opened = open_model(model, counts=counts)
+    if chosen.weighted and opened.frequencies is None:
         raise typer.BadParameter("--weighted needs to know how frequent tokens are: give --counts")
-    known = None if subject.frequencies is None else subject.frequencies.counts_V
+    known = None if opened.frequencies is None else opened.frequencies.counts_V
     with working(f"Packing {model}"):
-        header = pack(subject.tide, out, chosen, known, subject.tokenizer.save_pretrained)
+        header = pack(opened.tide, out, chosen, known, opened.tokenizer.save_pretrained)
     whole = 2 * header.vocab_size * header.blocks * header.hidden
     return {
         "store": str(out / STORE),

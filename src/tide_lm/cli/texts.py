@@ -11,7 +11,7 @@ from tide_lm.spec.config import Residence
 
 if TYPE_CHECKING:
     from tide_lm.evaluate.perplexity import Windows
-    from tide_lm.evaluate.subject import Subject
+    from tide_lm.model.opened import OpenedModel
 
 Texts = Annotated[
     list[str] | None,
@@ -84,7 +84,7 @@ class Reading:
     stride: int | None = None
     batch: int = 8
 
-    def texts_of(self, subject: "Subject") -> dict[str, Path]:
+    def texts_of(self, opened: "OpenedModel") -> dict[str, Path]:
         """Return the given texts, which must be there, or what the model's run holds out."""
         from tide_lm.data import shards, sources
 
@@ -93,21 +93,21 @@ class Reading:
                 sources.parts(str(path), self.text_field)
         if self.texts:
             return self.texts
-        if subject.data is None or not subject.data.exists():
-            where = f" at {subject.data.absolute()}" if subject.data else " known"
+        if opened.data is None or not opened.data.exists():
+            where = f" at {opened.data.absolute()}" if opened.data else " known"
             raise typer.BadParameter(
-                f"the data that {subject.name} was trained on are not{where}: give --text"
+                f"the data that {opened.name} was trained on are not{where}: give --text"
             )
-        return {"held-out": subject.data}
+        return {"held-out": opened.data}
 
-    def windows_of(self, subject: "Subject") -> "Windows":
+    def windows_of(self, opened: "OpenedModel") -> "Windows":
         from tide_lm.evaluate.perplexity import Windows
 
-        longest = getattr(subject.config.get_text_config(), "max_position_embeddings", None)
-        size = self.window or subject.sequence or min(longest or 2048, 2048)
+        longest = getattr(opened.config.get_text_config(), "max_position_embeddings", None)
+        size = self.window or opened.sequence or min(longest or 2048, 2048)
         if longest is not None and size > longest:
             raise typer.BadParameter(
-                f"--window is {size:,}, and {subject.name} can take {longest:,} tokens: give at most that"
+                f"--window is {size:,}, and {opened.name} can take {longest:,} tokens: give at most that"
             )
         stride = self.stride or max(size // 2, 1)
         if stride > size:
@@ -117,9 +117,9 @@ class Reading:
         return Windows(size, stride, self.batch)
 
 
-def tell_reads(subject: "Subject") -> None:
+def tell_reads(opened: "OpenedModel") -> None:
     """What a store was asked for, if the model was opened and its rows are in one."""
-    memory = getattr(subject.model.base_model, "memory", None) if "model" in vars(subject) else None
+    memory = getattr(opened.model.base_model, "memory", None) if "model" in vars(opened) else None
     reads = getattr(memory, "counters", None)
     if reads is not None and reads.hits + reads.misses:
         typer.echo(

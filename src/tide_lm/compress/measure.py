@@ -9,7 +9,7 @@ import torch
 
 from tide_lm.compress.encode import Directions, Encoder, Form
 from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
-from tide_lm.evaluate.subject import Subject
+from tide_lm.model.opened import OpenedModel
 from tide_lm.model.stored import StoredMemory
 
 _SHARES, _POWERS = (0.9, 0.7, 0.5, 0.3, 0.1), (0.5, 1.0)
@@ -27,7 +27,7 @@ FORMS = (
 
 
 def measure(
-    subject: Subject,
+    opened: OpenedModel,
     forms: Sequence[Form],
     texts: Mapping[str, Path],
     windows: Windows,
@@ -38,12 +38,12 @@ def measure(
 
     `bytes` are those of a store, and `relative_bytes` those over the tables in 16 bits.
     """
-    model, counts = subject.tide, subject.frequencies
+    model, counts = opened.tide, opened.frequencies
     tables = model.model.tables
     assert tables is not None
 
     batches = {
-        name: list(read(text, text_field, subject.tokenizer, subject.vocabulary, windows, TextSize()))
+        name: list(read(text, text_field, opened.tokenizer, opened.vocabulary, windows, TextSize()))
         for name, text in texts.items()
     }
 

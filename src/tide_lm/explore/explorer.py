@@ -8,11 +8,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.evaluate.subject import Subject
 from tide_lm.explore import marks, pairs
 from tide_lm.explore.marks import Colour
 from tide_lm.explore.reading import Reader, Reading
 from tide_lm.explore.vocabulary import Vocabulary
+from tide_lm.model.opened import OpenedModel
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
 from tide_lm.report.figure import Figure, Panel
@@ -45,37 +45,37 @@ class Explorer:
     Visitors ask at the same time: models, and matplotlib's style, are used by one at a time.
     """
 
-    subject: Subject
-    base: Subject | None
+    opened: OpenedModel
+    base: OpenedModel | None
     results: Path
     _drawn: dict[Any, str] = field(default_factory=dict)
 
     @cached_property
     def reader(self) -> Reader:
-        return Reader(self.subject, self.base)
+        return Reader(self.opened, self.base)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.subject)
+        return Vocabulary(self.opened)
 
     @cached_property
     def names(self) -> tuple[str, str | None]:
         """The names of both models, or their paths where names are the same."""
         if self.base is None:
-            return self.subject.name, None
-        same = self.base.name == self.subject.name
-        return (self.subject.path, self.base.path) if same else (self.subject.name, self.base.name)
+            return self.opened.name, None
+        same = self.base.name == self.opened.name
+        return (self.opened.path, self.base.path) if same else (self.opened.name, self.base.name)
 
     @property
     def layers(self) -> range:
-        return range(self.subject.config.get_text_config().num_hidden_layers)
+        return range(self.opened.config.get_text_config().num_hidden_layers)
 
     @property
     def colours(self) -> list[Colour]:
         """The colours that tell something of this model."""
         absent = set() if self.base else {Colour.gain}
-        absent |= set() if self.subject.frequencies else {Colour.decile}
-        absent |= set() if self.subject.has_memory else {Colour.drawn}
+        absent |= set() if self.opened.frequencies else {Colour.decile}
+        absent |= set() if self.opened.has_memory else {Colour.drawn}
         return [colour for colour in Colour if colour not in absent]
 
     def warm_up(self) -> None:
@@ -118,7 +118,7 @@ class Explorer:
         reading = self.reader.known(text)
         if not 0 <= place < len(reading.ids) or layer not in self.layers:
             return ""
-        has_values = bool(getattr(self.subject.config, "memory_values", False))
+        has_values = bool(getattr(self.opened.config, "memory_values", False))
         return marks.detail(reading, place, self.reader.detail(text, place, layer), has_values)
 
     def search(self, words: str) -> str:
@@ -130,13 +130,13 @@ class Explorer:
 
     def token(self, id: Any, turn: Turn) -> Iterator[str]:
         """Yield a token's numbers at once, and its neighbours as they are found."""
-        if type(id) is not int or not 0 <= id < self.subject.vocabulary:
+        if type(id) is not int or not 0 <= id < self.opened.vocabulary:
             return
         with self.reader.lock:
             about = marks.entry(self.vocabulary.entry(id))
         if not turn.replaced:
             yield about
-        search = self.vocabulary.neighbours(id) if self.subject.has_memory else iter(())
+        search = self.vocabulary.neighbours(id) if self.opened.has_memory else iter(())
         shown = time.monotonic()
         while not turn.replaced:
             with self.reader.lock:
@@ -155,9 +155,9 @@ class Explorer:
         words = _cleaned(first, LONGEST_WORD).strip(), _cleaned(second, LONGEST_WORD).strip()
         with self.reader.lock:
             try:
-                subjects = [subject for subject in (self.subject, self.base) if subject]
-                vocabulary = min(subject.vocabulary for subject in subjects)
-                endings = pairs.endings_of(self.subject.tokenizer, words, vocabulary)
+                opened_models = [opened for opened in (self.opened, self.base) if opened]
+                vocabulary = min(opened.vocabulary for opened in opened_models)
+                endings = pairs.endings_of(self.opened.tokenizer, words, vocabulary)
                 lines = self._distances(endings, _cleaned(template, LONGEST))
             except ValueError as error:
                 return marks.status(marks.escaped(str(error)))
@@ -173,17 +173,17 @@ class Explorer:
 
     def _distances(self, endings: list[list[int]], template: str) -> dict[str, list[float]]:
         lines: dict[str, list[float]] = {}
-        for subject, name in zip((self.subject, self.base), self.names, strict=True):
-            if subject is not None:
-                found = pairs.distances(subject, endings, template)
-                lines |= {_of(kind, name or "", subject is self.base): line for kind, line in found.items()}
+        for opened, name in zip((self.opened, self.base), self.names, strict=True):
+            if opened is not None:
+                found = pairs.distances(opened, endings, template)
+                lines |= {_of(kind, name or "", opened is self.base): line for kind, line in found.items()}
         return lines
 
     @property
     def about(self) -> str:
         """What the page speaks of."""
         name, other = self.names
-        blocks = getattr(self.subject.config, "num_memory_blocks", 0)
+        blocks = getattr(self.opened.config, "num_memory_blocks", 0)
         said = f"{len(self.layers)} layers"
         if blocks:
             said += (
@@ -204,10 +204,10 @@ class Explorer:
             return self._drawn[state]
 
     def _figures(self) -> str:
-        run = Run(self.results, self.subject.name, 0)
+        run = Run(self.results, self.opened.name, 0)
         whose = f"From the results in {self.results}."
-        if self.subject.step is not None:
-            whose += f" They are of the run's last model, not of step {self.subject.step}."
+        if self.opened.step is not None:
+            whose += f" They are of the run's last model, not of step {self.opened.step}."
         parts, absent = [marks.status(marks.escaped(whose))], []
         for name in SHOWN:
             figure = FIGURES[name]

@@ -73,7 +73,7 @@ def build(explorer: Explorer) -> "Blocks":
     script = (files(__package__) / "page.js").read_text(encoding="utf-8")
     private: dict[str, Any] = {"api_visibility": "private"}
     at_once = private | {"trigger_mode": "multiple"}  # even if the visitor's last question is being answered
-    with gr.Blocks(title=f"TIDE: {explorer.subject.name}", fill_width=True, analytics_enabled=False) as page:
+    with gr.Blocks(title=f"TIDE: {explorer.opened.name}", fill_width=True, analytics_enabled=False) as page:
         show(value=explorer.about)
         with gr.Tab("Text"):
             text = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=LONGEST)
@@ -86,7 +86,7 @@ def build(explorer: Explorer) -> "Blocks":
                 value=0,
                 label="Without memory in layer",
                 info="For the last of the tables below, once a token is chosen.",
-                visible=explorer.subject.has_memory,
+                visible=explorer.opened.has_memory,
             )
             about = show()
             read_text, chosen = gr.State(None), gr.State(None)
@@ -131,7 +131,7 @@ def build(explorer: Explorer) -> "Blocks":
             )
             found = show(js_on_load=script)
             with gr.Row():
-                halt = gr.Button("Stop", size="sm", scale=0, visible=explorer.subject.has_memory)
+                halt = gr.Button("Stop", size="sm", scale=0, visible=explorer.opened.has_memory)
             card, looks = show(), Turns()
             words.change(told(explorer.search), words, found, trigger_mode="always_last", **private)
 

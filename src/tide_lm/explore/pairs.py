@@ -4,8 +4,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.analysis.collapse import differ_at_the_end, distance_and_norm, last_states
-from tide_lm.evaluate.subject import Subject
 from tide_lm.explore.vocabulary import numbered
+from tide_lm.model.opened import OpenedModel
 
 LONGEST = 256  # tokens of a template, the last ones
 
@@ -34,21 +34,21 @@ def endings_of(
 
 
 @torch.no_grad()
-def distances(subject: Subject, endings: list[list[int]], template: str) -> dict[str, list[float]]:
+def distances(opened: OpenedModel, endings: list[list[int]], template: str) -> dict[str, list[float]]:
     """Return, by layer, the distance of both states over their mean norm: with memory, and without it.
 
     The template ends where the tokens stand, so that nothing else differs.
     """
-    tokenizer = subject.tokenizer
+    tokenizer = opened.tokenizer
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prefix = tokenizer(template, add_special_tokens=False).input_ids[-LONGEST:]
     ids_WT = torch.tensor([start + prefix + ending for ending in endings])
-    if not subject.has_memory:
-        return {"": _distance(subject.model, ids_WT)}
-    layers = list(range(subject.config.num_hidden_layers))
+    if not opened.has_memory:
+        return {"": _distance(opened.model, ids_WT)}
+    layers = list(range(opened.config.num_hidden_layers))
     return {
-        "with memory": _distance(subject.tide, ids_WT),
-        "without memory": _distance(subject.tide, ids_WT, drop_memory_layers=layers),
+        "with memory": _distance(opened.tide, ids_WT),
+        "without memory": _distance(opened.tide, ids_WT, drop_memory_layers=layers),
     }
 
 

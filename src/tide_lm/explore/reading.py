@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from tide_lm.analysis.collapse import watching
 from tide_lm.data import tokenizers
 from tide_lm.evaluate.perplexity import check_ids, token_losses
-from tide_lm.evaluate.subject import Subject
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.gate import MemoryGate
+from tide_lm.model.opened import OpenedModel
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
 
 LIMIT = 4096  # tokens that are read of a text
@@ -85,25 +85,25 @@ class Reader:
     A model is used by one at a time: whoever uses it holds the lock.
     """
 
-    def __init__(self, subject: Subject, base: Subject | None = None) -> None:
+    def __init__(self, opened: OpenedModel, base: OpenedModel | None = None) -> None:
         if base is not None and tokenizers.fingerprint(base.tokenizer) != tokenizers.fingerprint(
-            subject.tokenizer
+            opened.tokenizer
         ):
             raise ValueError(
-                f"{base.name} has another tokenizer than {subject.name}, so that their losses are not of the "
+                f"{base.name} has another tokenizer than {opened.name}, so that their losses are not of the "
                 "same tokens: compare models of one tokenizer"
             )
-        self.subject, self.base = subject, base
+        self.opened, self.base = opened, base
         self.lock = threading.RLock()
-        self._encode = tokenizers.plain_backend(subject.tokenizer)
+        self._encode = tokenizers.plain_backend(opened.tokenizer)
         self._readings: OrderedDict[str, Reading] = OrderedDict()
 
     @property
     def window(self) -> int:
         """The tokens of a window: as in training where that is known, and no longer than a model bears."""
-        configs = [subject.config.get_text_config() for subject in (self.subject, self.base) if subject]
+        configs = [opened.config.get_text_config() for opened in (self.opened, self.base) if opened]
         positions = [getattr(config, "max_position_embeddings", LONGEST_WINDOW) for config in configs]
-        return min(self.subject.sequence or LONGEST_WINDOW, LONGEST_WINDOW, *positions)
+        return min(self.opened.sequence or LONGEST_WINDOW, LONGEST_WINDOW, *positions)
 
     def begin(self, text: str) -> Reading:
         """A text's reading, as far as it has come."""
@@ -132,13 +132,13 @@ class Reader:
         return reading
 
     def _begin(self, text: str) -> Reading:
-        tokenizer = self.subject.tokenizer
+        tokenizer = self.opened.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         found = self._encode.encode(text, add_special_tokens=False).ids
         ids = [*([] if start is None else [start]), *found[:LIMIT]]
         if ids:
-            check_ids(torch.tensor(ids), self.subject.vocabulary)
-        frequencies = self.subject.frequencies
+            check_ids(torch.tensor(ids), self.opened.vocabulary)
+        frequencies = self.opened.frequencies
         return Reading(
             ids=ids,
             texts=tokenizers.texts_in_order(tokenizer, ids),
@@ -161,13 +161,13 @@ class Reader:
         start = self._first_seen(reading.done)
         ids_T = torch.tensor(reading.ids[start : start + self.window + 1])
         new, known = slice(reading.done, start + len(ids_T)), reading.done - start
-        if self.subject.has_memory:
-            losses, drawn = _losses_and_drawn(self.subject.tide, ids_T)
+        if self.opened.has_memory:
+            losses, drawn = _losses_and_drawn(self.opened.tide, ids_T)
             reading.drawn[new] = drawn[known:]
             reading.drawn[0] = drawn[0] if start == 0 else reading.drawn[0]
         else:
-            losses = _losses(self.subject.model, ids_T)
-        reading.losses[new] = _finite(losses, self.subject)[known - 1 :]
+            losses = _losses(self.opened.model, ids_T)
+        reading.losses[new] = _finite(losses, self.opened)[known - 1 :]
         if self.base is not None:
             compared = _finite(_losses(self.base.model, ids_T), self.base)
             reading.compared[new] = compared[known - 1 :]
@@ -178,10 +178,10 @@ class Reader:
         reading = self.begin(text)
         ids_T = torch.tensor(reading.ids[self._first_seen(place + 1) : place + 1])
         with self.lock, torch.no_grad():
-            if not self.subject.has_memory:
-                model = self.subject.model
+            if not self.opened.has_memory:
+                model = self.opened.model
                 return Detail([], [], [], {"predicted": self._likeliest(_last_logits(model, ids_T))})
-            model, found = self.subject.tide, shares(self.subject.tide, ids_T)
+            model, found = self.opened.tide, shares(self.opened.tide, ids_T)
             layers = list(range(len(found.added_L)))
             predictions = {
                 "with memory": found.logits_V,
@@ -194,7 +194,7 @@ class Reader:
     def _likeliest(self, logits_V: torch.Tensor) -> list[Prediction]:
         best = logits_V.float().softmax(-1).topk(min(PREDICTIONS, len(logits_V)))
         ids, chances = best.indices.tolist(), best.values.tolist()
-        texts = tokenizers.token_texts(self.subject.tokenizer, ids)
+        texts = tokenizers.token_texts(self.opened.tokenizer, ids)
         named = [text or f"#{id}" for text, id in zip(texts, ids, strict=True)]  # a model may have more ids
         return [Prediction(*pair) for pair in zip(named, chances, strict=True)]
 
@@ -233,11 +233,9 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
     return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))
 
 
-def _finite(losses: list[float], subject: Subject) -> list[float]:
+def _finite(losses: list[float], opened: OpenedModel) -> list[float]:
     if not all(map(math.isfinite, losses)):
-        raise ValueError(
-            f"{subject.name} has a loss on this text that is not finite: its weights are damaged"
-        )
+        raise ValueError(f"{opened.name} has a loss on this text that is not finite: its weights are damaged")
     return losses
 
 

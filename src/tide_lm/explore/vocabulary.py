@@ -8,8 +8,8 @@ import torch
 
 from tide_lm.analysis import tables
 from tide_lm.data import tokenizers
-from tide_lm.evaluate.subject import Subject
 from tide_lm.model import EmbeddingMemory
+from tide_lm.model.opened import OpenedModel
 
 FOUND = 100  # at most, of a search
 _LONGEST_ID = 9  # characters, with its sign
@@ -43,15 +43,15 @@ class Neighbours:
 
 
 class Vocabulary:
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, opened: OpenedModel) -> None:
+        self.opened = opened
 
     @cached_property
     def texts(self) -> list[str]:
         """The text of each id of the model; those that the tokenizer lacks are empty."""
-        tokenizer = self.subject.tokenizer
-        known = min(self.subject.vocabulary, tokenizers.vocab_size(tokenizer))
-        return tokenizers.token_texts(tokenizer, range(known)) + [""] * (self.subject.vocabulary - known)
+        tokenizer = self.opened.tokenizer
+        known = min(self.opened.vocabulary, tokenizers.vocab_size(tokenizer))
+        return tokenizers.token_texts(tokenizer, range(known)) + [""] * (self.opened.vocabulary - known)
 
     @cached_property
     def _lowered(self) -> list[str]:
@@ -69,9 +69,9 @@ class Vocabulary:
 
     @torch.no_grad()
     def entry(self, id: int) -> Entry:
-        subject, bins = self.subject, self.subject.frequencies
-        rows = [subject.model.get_input_embeddings().weight[id]]
-        memory = getattr(subject.model.base_model, "memory", None)
+        opened, bins = self.opened, self.opened.frequencies
+        rows = [opened.model.get_input_embeddings().weight[id]]
+        memory = getattr(opened.model.base_model, "memory", None)
         if isinstance(memory, EmbeddingMemory):
             rows += memory.weight[id]
         norms = [float(torch.linalg.vector_norm(row_D.float())) for row_D in rows]
@@ -85,13 +85,13 @@ class Vocabulary:
 
     @cached_property
     def _candidates(self) -> torch.Tensor:
-        return tables.known_ids(self.subject)
+        return tables.known_ids(self.opened)
 
     @torch.no_grad()
     def neighbours(self, id: int) -> Iterator[Neighbours]:
         """Yield neighbours as they are found."""
         candidates = self._candidates
-        for searched, found in tables.nearest_so_far(self.subject.tide, torch.tensor([id]), candidates):
+        for searched, found in tables.nearest_so_far(self.opened.tide, torch.tensor([id]), candidates):
             base, *blocks = found[:, 0].tolist()
             texts = [[self.texts[id] for id in ids] for ids in (base, *blocks)]
             yield Neighbours(searched, len(candidates), texts, [tables.jaccard(base, ids) for ids in blocks])

@@ -33,7 +33,7 @@ from tide_lm.store.reader import StoreFile
 
 
 @dataclass(frozen=True)
-class Subject:
+class OpenedModel:
     """`owner` is the run that made it, and `run` the folder whose results/ it fills: the same, as a rule.
 
     `sequence` and `data` are of its training, `step` and `tokens` of its checkpoint, where they are known.
@@ -108,7 +108,7 @@ class Subject:
         return self.run / "results" / f"{name}.json"
 
 
-def open_subject(
+def open_model(
     model: str,
     *,
     step: int | None = None,
@@ -116,7 +116,7 @@ def open_subject(
     run: Path | None = None,
     memory: Residence | None = None,
     writes: bool = True,
-) -> Subject:
+) -> OpenedModel:
     """The model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
 
     Counts are those of the data that the run was trained on, or of a packed model's store, unless they are
@@ -134,7 +134,7 @@ def open_subject(
         if writes:
             _check_place(place, model)
         load = partial(_load_folder, model, config, memory)
-        return Subject(name, model, place, config, load, tokenizer, frequencies)
+        return OpenedModel(name, model, place, config, load, tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}
     data = Path(settings["data"]["path"])
     state: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def open_subject(
         load = partial(_load_checkpoint, path, config)
     if counts is None and data.exists():
         counts = data
-    return Subject(
+    return OpenedModel(
         name=owner.resolve().name,
         path=model,
         run=run or owner,

@@ -7,29 +7,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tide_lm.evaluate.subject import open_subject
+from tide_lm.model.opened import open_model
 
 
 def test_a_run_opens_as_its_export_with_the_frequencies_of_its_data(trained):
-    subject = open_subject(str(trained))
-    assert (subject.name, subject.run, subject.sequence) == ("run", trained, 32)
+    opened = open_model(str(trained))
+    assert (opened.name, opened.run, opened.sequence) == ("run", trained, 32)
     saved = load_file(trained / "export" / "model.safetensors")
-    assert torch.equal(subject.model.model.memory.weight, saved["model.memory.weight"])
-    assert subject.bins.counts_V.sum() > 1000
-    assert subject.tide is subject.model
+    assert torch.equal(opened.model.model.memory.weight, saved["model.memory.weight"])
+    assert opened.bins.counts_V.sum() > 1000
+    assert opened.tide is opened.model
 
 
 @pytest.mark.parametrize("how", ["step", "path"])
 def test_a_checkpoint_opens_with_its_weights_and_place(trained, how, token_ids):
     if how == "step":
-        subject = open_subject(str(trained), step=4)
+        opened = open_model(str(trained), step=4)
     else:
-        subject = open_subject(str(trained / "checkpoints" / "00000004"))
-    assert (subject.step, subject.tokens, subject.run) == (4, 4 * 4 * 32, trained)
-    export = open_subject(str(trained / "export")).model
+        opened = open_model(str(trained / "checkpoints" / "00000004"))
+    assert (opened.step, opened.tokens, opened.run) == (4, 4 * 4 * 32, trained)
+    export = open_model(str(trained / "export")).model
     with torch.no_grad():
-        assert torch.equal(subject.model(token_ids).logits, export(token_ids).logits)
-    before = open_subject(str(trained), step=2).model
+        assert torch.equal(opened.model(token_ids).logits, export(token_ids).logits)
+    before = open_model(str(trained), step=2).model
     assert not torch.equal(before.model.memory.weight, export.model.memory.weight)
 
 
@@ -37,14 +37,14 @@ def test_any_folder_of_a_causal_model_opens(tiny_model, tokenizer, tmp_path):
     folder = tmp_path / "some-llama"
     tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    subject = open_subject(str(folder), run=tmp_path / "results-here")
-    assert subject.run == tmp_path / "results-here"
+    opened = open_model(str(folder), run=tmp_path / "results-here")
+    assert opened.run == tmp_path / "results-here"
     with pytest.raises(ValueError, match=r"some-llama has no memory.*give a TIDE model"):
-        _ = subject.tide
+        _ = opened.tide
     with pytest.raises(ValueError, match="give --counts"):
-        _ = subject.bins
+        _ = opened.bins
     (tmp_path / "counts.json").write_text(json.dumps({"5": 3, "9": 1}))
-    counted = open_subject(str(folder), counts=tmp_path / "counts.json")
+    counted = open_model(str(folder), counts=tmp_path / "counts.json")
     assert counted.bins.counts_V[5] == 3
 
 
@@ -53,11 +53,11 @@ def test_two_models_of_one_name_do_not_share_results(tiny_model, tokenizer, tmp_
     for parent in ("one", "two"):
         tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(tmp_path / parent / "same")
         tokenizer.save_pretrained(tmp_path / parent / "same")
-    open_subject("one/same").write("norms", {})
-    open_subject(str(tmp_path / "one" / "same"))
+    open_model("one/same").write("norms", {})
+    open_model(str(tmp_path / "one" / "same"))
     with pytest.raises(ValueError, match=r"results of one/same.*give another"):
-        open_subject("two/same")
-    open_subject("two/same", run=tmp_path / "elsewhere")
+        open_model("two/same")
+    open_model("two/same", run=tmp_path / "elsewhere")
 
 
 def test_what_cannot_be_opened_is_named(trained, tmp_path):
@@ -67,17 +67,17 @@ def test_what_cannot_be_opened_is_named(trained, tmp_path):
         trained / "checkpoints" / "latest",
     ):
         with pytest.raises(ValueError, match=f"there is no {path}"):
-            open_subject(str(path))
+            open_model(str(path))
     with pytest.raises(ValueError, match="results cannot be opened as a model"):
-        open_subject(str(trained / "results"))
+        open_model(str(trained / "results"))
     with pytest.raises(ValueError, match=r"step 3.* 2, 4"):
-        open_subject(str(trained), step=3)
+        open_model(str(trained), step=3)
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     weights = next((run / "checkpoints" / "00000002").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"00000002 is damaged .* 4"):
-        open_subject(str(run), step=2)
+        open_model(str(run), step=2)
 
 
 def test_a_folder_inside_a_run_is_itself(trained, tiny_model, tokenizer, tmp_path):
@@ -85,8 +85,8 @@ def test_a_folder_inside_a_run_is_itself(trained, tiny_model, tokenizer, tmp_pat
     shutil.copytree(trained, run)
     tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(run / "finetuned")
     tokenizer.save_pretrained(run / "finetuned")
-    subject = open_subject(str(run / "finetuned"))
-    assert (subject.name, subject.model.config.num_memory_blocks) == ("finetuned", 0)
+    opened = open_model(str(run / "finetuned"))
+    assert (opened.name, opened.model.config.num_memory_blocks) == ("finetuned", 0)
 
 
 def test_no_code_of_a_folder_runs_and_nothing_is_unpickled(tiny_model, tokenizer, tmp_path, monkeypatch):
@@ -100,12 +100,12 @@ def test_no_code_of_a_folder_runs_and_nothing_is_unpickled(tiny_model, tokenizer
     (tmp_path / "code" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(ValueError, match="cannot be opened as a model"):
-        open_subject(str(tmp_path / "code"))
+        open_model(str(tmp_path / "code"))
     assert not (tmp_path / "ran").exists()
     (tmp_path / "pickle" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pickle" / "pytorch_model.bin")
     with pytest.raises(ValueError, match="safetensors"):
-        _ = open_subject(str(tmp_path / "pickle")).model
+        _ = open_model(str(tmp_path / "pickle")).model
 
 
 @pytest.mark.parametrize("kind", ["Bert", "XLNet", "Pegasus"])
@@ -130,16 +130,16 @@ def test_models_that_are_not_causal_are_refused(kind, tokenizer, tmp_path):
     config.save_pretrained(tmp_path / kind)
     tokenizer.save_pretrained(tmp_path / kind)
     with pytest.raises(ValueError, match=r"sees the tokens that follow|has an encoder too"):
-        _ = open_subject(str(tmp_path / kind)).model
+        _ = open_model(str(tmp_path / kind)).model
 
 
 def test_weights_that_are_not_finite_are_told(trained, tmp_path):
-    subject = open_subject(str(trained))
-    subject.model.lm_head.weight.data[0] = torch.nan
-    subject.model.save_pretrained(tmp_path)
-    subject.tokenizer.save_pretrained(tmp_path)
+    opened = open_model(str(trained))
+    opened.model.lm_head.weight.data[0] = torch.nan
+    opened.model.save_pretrained(tmp_path)
+    opened.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="logits that are not finite"):
-        _ = open_subject(str(tmp_path)).model
+        _ = open_model(str(tmp_path)).model
 
 
 def test_counts_of_another_tokenizer_are_refused(trained, tmp_path):
@@ -148,11 +148,11 @@ def test_counts_of_another_tokenizer_are_refused(trained, tmp_path):
     (tmp_path / "texts.jsonl").write_text('{"text": "other words altogether"}\n' * 3)
     prepare(str(tmp_path / "texts.jsonl"), tmp_path / "other", train_tokenizer=260, validation=0)
     with pytest.raises(ValueError, match="prepared with another tokenizer"):
-        open_subject(str(trained), counts=tmp_path / "other")
+        open_model(str(trained), counts=tmp_path / "other")
 
 
 def test_results_say_whose_they_are_and_a_checkpoint_does_not_take_the_runs_place(trained, tmp_path):
-    whole = open_subject(str(trained), run=tmp_path).write("norms", {"a": 1})
-    part = open_subject(str(trained), step=2, run=tmp_path).write("norms", {"a": 2})
+    whole = open_model(str(trained), run=tmp_path).write("norms", {"a": 1})
+    part = open_model(str(trained), step=2, run=tmp_path).write("norms", {"a": 2})
     assert (whole.name, part.name) == ("norms.json", "norms-00000002.json")
     assert json.loads(part.read_text())["subject"] == {"model": str(trained), "step": 2, "tokens": 256}
