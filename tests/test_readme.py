@@ -1,6 +1,6 @@
-"""What the README shows is what happens: its code and commands run, and what it names is there.
+"""The README and the pages of docs/ keep their word: their commands run, and what they name is there.
 
-tests/studies/test_pages.py has its numbers.
+tests/studies/test_pages.py has their numbers.
 """
 
 import gzip
@@ -19,34 +19,34 @@ import pytest
 from tide_lm.run.settings import RunConfig
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_the_python_examples_run_one_after_the_other(tmp_path):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-    code += "\nprint(type(model).__name__, model.config.num_memory_blocks, len(tokens))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.strip() == "TideForCausalLM 4 2", done.stderr
-
-
-COMMANDS = [
-    line.split("  #")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-] + re.findall(r"`(tide-lm (?:pack|presets|estimate) [^`A-Z]+)`", README)
+BOOKS = {  # pages whose commands a reader runs one after the other, in one folder
+    "README": ["README.md"],
+    "docs": [
+        f"docs/{name}.md"
+        for name in ("getting-started", "concepts", "training", "upcycling", "serving", "store", "evaluation")
+    ],
+}
+TESTED_ELSEWHERE = {"recipes.md": "tests/test_recipes.py", "store-format.md": "tests/compress/test_pack.py"}
 SMALLER = {
     "--tokenizer llama3": "--tokenizer my-llama",
-    "tide-8e-350m": "tide-2e-tiny --set train.steps=4 --set train.batch=4 --set data.sequence=32 "
+    "-350m": "-tiny --set train.steps=4 --set train.batch=4 --set data.sequence=32 "
     "--set optim.warmup_steps=0 --set train.checkpoint_every=2 --set train.validation_sequences=4",
     "train.steps=2000 --set optim.warmup_steps=100": "train.steps=2 --set optim.warmup_steps=0 "
     "--set train.batch=4 --set data.sequence=32",
     "--nproc-per-node=8": "--nproc-per-node=2",
+    'preset = "tide-8e-1b"': 'preset = "tide-2e-tiny"',
+    "batch = 512": "validation_sequences = 4\nbatch = 4",
+    "micro_batch = 8": "micro_batch = 2",
+    "steps = 190735": "steps = 4",
+    "compile = true": "[optim]\nwarmup_steps = 0",
+    "[data]": "[data]\nsequence = 32",
 }
 RUN_ELSEWHERE = {  # by .ci/run or the tests named
     "make test": ".ci/run",
     "make demo": "tests/cli/test_commands.py",
+    "source .venv": ".ci/run",
     "pip install": "pyproject.toml",
+    "torchrun --nnodes": "tests/test_recipes.py",
     "vllm serve": "tests/with_vllm",
     "tide-lm serve": "tests/cli/test_serve_command.py",
     "tide-lm explore": "tests/explore/test_explorer_in_browser.py",
@@ -66,31 +66,64 @@ for line in sys.stdin.read().splitlines():
 """
 
 
+def text_of(page: str | Path) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def steps(book: str) -> list[tuple[str, str]]:
+    """Return what a reader does: lines of a shell, blocks of Python, and settings that go into a file."""
+    found = []
+    for page in BOOKS[book]:
+        text = text_of(page)
+        for language, block in re.findall(
+            r"^```(sh|python|toml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+        ):
+            if language != "sh":
+                found.append((language, block))
+                continue
+            lines = (line.split("  #")[0].strip() for line in block.replace("\\\n", " ").splitlines())
+            found += [("sh", line) for line in lines if line and not line.startswith("#")]
+        named = re.findall(r"`(tide-lm (?:pack|presets|estimate) [^`A-Z]+)`", text)
+        found += [("sh", line) for line in named if "..." not in line]
+    return found
+
+
 @pytest.mark.slow
-def test_the_commands_shown_work_one_after_the_other(tmp_path, tokenizer):
-    """As they stand, but with smaller models and fewer steps."""
+@pytest.mark.parametrize("book", BOOKS)
+def test_what_is_shown_works_one_after_the_other(book, tmp_path, tokenizer):
+    """As it stands, but with smaller models and fewer steps."""
     _what_the_reader_has(tmp_path, tokenizer)
-    here = [line for line in COMMANDS if not line.startswith(tuple(RUN_ELSEWHERE))]
-    assert len(here) > 15
     for place in RUN_ELSEWHERE.values():
         assert (ROOT / place).exists()
+    here = [step for step in steps(book) if not step[1].startswith(tuple(RUN_ELSEWHERE))]
+    assert len(here) >= (10 if book == "README" else 25)
     for before, after in SMALLER.items():
-        assert any(before in line for line in here), before
-        here = [line.replace(before, after) for line in here]
-    first = next(line for line in here if line.startswith("tide-lm train") and "--dry-run" not in line)
-    here.insert(
-        here.index(first), first.replace("runs/mine", "runs/base").replace("tide-2e-tiny", "base-tiny")
-    )
-    for is_ours, lines in groupby(here, lambda line: line.startswith("tide-lm")):
-        call = [sys.executable, "-c", ONE_PROCESS] if is_ours else ["bash", "-eu"]
-        given = "\n".join(lines)
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        here = [(language, text.replace(before, after)) for language, text in here]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for kind, group in groupby(here, _kind):
+        given = "\n".join(text for _, text in group)
+        if kind == "toml":
+            (tmp_path / "run.toml").write_text(given)
+            continue
+        call = {"tide-lm": [sys.executable, "-c", ONE_PROCESS], "python": [sys.executable]}
         done = subprocess.run(
-            call, input=given, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+            call.get(kind, ["bash", "-eu"]),
+            input=given,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-    for made in "runs/mine/export", "runs/more/export", "mine-4bit", "my-llama-again", "runs/mine/results":
-        assert (tmp_path / made).is_dir(), made
+        assert done.returncode == 0, f"{given}\n{done.stderr[-3000:]}"
+    made = {"README": "tiny-tide", "docs": "my-llama-again runs/base/export runs/large/export"}
+    shared = "runs/mine/export runs/more/export mine-4bit runs/mine/results"
+    for name in f"{shared} {made[book]}".split():
+        assert (tmp_path / name).is_dir(), name
+
+
+def _kind(step: tuple[str, str]) -> str:
+    language, text = step
+    return "tide-lm" if language == "sh" and text.startswith("tide-lm") else language
 
 
 def _what_the_reader_has(folder, tokenizer):
@@ -106,19 +139,45 @@ def _what_the_reader_has(folder, tokenizer):
     (folder / "wiki.test.txt").write_text(topics["assert"], encoding="utf-8")
 
 
+def test_every_change_for_the_test_is_of_something_shown():
+    shown = "\n".join(text for book in BOOKS for _, text in steps(book))
+    for text in (*SMALLER, *RUN_ELSEWHERE):
+        assert text in shown, text
+
+
+def test_every_page_with_code_is_tested():
+    pages = [*TESTED_ELSEWHERE, *(Path(page).name for page in BOOKS["docs"])]
+    for page in (ROOT / "docs").glob("*.md"):
+        if re.search(r"^```(sh|python|toml)$", text_of(page), re.MULTILINE):
+            assert page.name in pages, f"name {page.name} in BOOKS, or where its code is tested"
+    for page, test in TESTED_ELSEWHERE.items():
+        assert page in text_of(test)
+
+
+def test_the_readme_fits_one_screen():
+    assert len(text_of("README.md").splitlines()) <= 150
+    assert len(text_of("README.md").encode()) <= 9 * 1024
+
+
 def test_every_file_and_command_named_exists():
     from tide_lm.cli import COMMANDS
 
-    for path in re.findall(r"`((?:src|tests|docs)/[\w/.]+)`", README):
-        assert (ROOT / path).exists(), path
-    for path in re.findall(r"\]\(((?!http)[\w/.-]+)", README):
-        assert (ROOT / path).exists(), path
-    assert set(re.findall(r"\| `tide-lm (\w+)", README)) == set(COMMANDS)
+    for page in (
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ):
+        if page == "docs/LOG.md":  # which tells of files that are gone
+            continue
+        for path in re.findall(r"`((?:src|tests|docs|studies)/[\w/.]+)`", text_of(page)):
+            assert (ROOT / path).exists(), (page, path)
+        for path in re.findall(r"\]\(((?!http)[\w/.-]+)", text_of(page)):
+            assert (ROOT / page).parent.joinpath(path).exists(), (page, path)
+    assert set(re.findall(r"\| `tide-lm (\w+)", text_of("docs/commands.md"))) == set(COMMANDS)
 
 
 def test_the_settings_shown_for_many_gpus_fit_each_number_of_them(tmp_path):
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (shown,) = (text for language, text in steps("docs") if language == "toml")
     (tmp_path / "run.toml").write_text(shown)
     config = RunConfig.load(tmp_path / "run.toml")
     for gpus in (1, 8, 64):
