@@ -28,17 +28,17 @@ def _mixed(dtype, fused, layers=4, own=False, B=3, T=100, V=40, K=8, D=320):
     if fused:
         index = RowIndex.of(ids).to(torch.device("cuda"))
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, sinks = normed_rows(raw, gain, 1e-5, index, layers, dtype, values=True, own_block=own)
+        rows, placeholders = normed_rows(raw, gain, 1e-5, index, layers, dtype, values=True, own_block=own)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + 1e-5)
     for layer, router in enumerate(routers):
         logits = torch.tanh(h) @ router
         where = index.index_BT if fused else ids.cuda()
-        mix_sink, value_sink = (sinks.mix[layer], sinks.values[layer]) if fused else (None, None)
-        row = ops.memory_row(h, rows[:, layer % K], where, value_sink)
+        given = placeholders.of_layers[layer] if fused else None
+        row = ops.memory_row(h, rows[:, layer % K], where, given and given.g_value_BTD)
         h = (h + torch.sigmoid(h / 4) * row) / 2  # so that 24 layers do not blow rounding up
         mixed = rows[:, layer % K : layer % K + 1] if own else rows
-        h = ops.memory_mix(h, logits, mixed, where, h / 2, mix_sink)
+        h = ops.memory_mix(h, logits, mixed, where, h / 2, given)
     (h * normal(B, T, D)).sum().backward()
     d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad) if fused else table.grad
     return [h.detach(), start.grad, d_table, gain.grad, *(router.grad for router in routers)]

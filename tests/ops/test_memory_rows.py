@@ -1,4 +1,4 @@
-"""Rows with sinks against plain autograd: the same output and the same gradients, in one pass or in many.
+"""Rows with placeholders against plain autograd: the same output and gradients, in one pass or in many.
 
 Shapes: B batch, T tokens, V vocabulary, K blocks, D hidden, L layers.
 """
@@ -50,7 +50,7 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, own=False):
     if fused:
         index = RowIndex.of(ids)
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, sinks = normed_rows(raw, gain, EPS, index, layers, dtype, values, own)
+        rows, placeholders = normed_rows(raw, gain, EPS, index, layers, dtype, values, own)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
     for layer, router in enumerate(routers):
@@ -58,11 +58,13 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, own=False):
             continue
         logits = torch.tanh(h) @ router
         if values:
-            where, sink = (index.index_BT, sinks.values[layer]) if fused else (ids, None)
-            h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, sink)
+            where, g_value = (
+                (index.index_BT, placeholders.of_layers[layer].g_value_BTD) if fused else (ids, None)
+            )
+            h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, g_value)
         mixed = rows[:, layer % K : layer % K + 1] if own else rows
         if fused:
-            h = ops.memory_mix(h, logits, mixed, index.index_BT, h / 2, sinks.mix[layer])
+            h = ops.memory_mix(h, logits, mixed, index.index_BT, h / 2, placeholders.of_layers[layer])
         else:
             h = ops.memory_mix(h, logits, mixed, ids, h / 2)
     (h * normal(B, T, D)).sum().backward()
@@ -102,13 +104,13 @@ def test_gradients_are_finite_differences():
     index = RowIndex.of(ids)
 
     def loss(raw, gain, logits, residual, update):
-        rows, sinks = normed_rows(raw, gain, EPS, index, 1, torch.float64)
-        return ops.memory_mix(residual, logits, rows, index.index_BT, update, sinks.mix[0])
+        rows, placeholders = normed_rows(raw, gain, EPS, index, 1, torch.float64)
+        return ops.memory_mix(residual, logits, rows, index.index_BT, update, placeholders.of_layers[0])
 
     raw, gain = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
     logits = torch.randn(2, 3, 3, dtype=torch.float64)
     residual, update = torch.randn(2, 2, 3, 4, dtype=torch.float64)
-    # The sinks carry no gradient of their own, so rows are checked through a loss that reads the output.
+    # Placeholders carry no gradient of their own, so rows are checked through a loss that reads the output.
     inputs = [value.requires_grad_() for value in (raw, gain, logits, residual, update)]
     assert torch.autograd.gradcheck(loss, inputs)
 
@@ -168,3 +170,24 @@ def test_without_gradients_the_mix_is_the_same(shape, indexed, updated, many, mo
     given = (residual, logits, rows, index, update if updated else None)
     found = torch.ops.tide_lm.memory_mix(*given)
     assert torch.allclose(found, ops.memory_mix(*given), atol=1e-5)
+    alone = torch.ops.tide_lm.memory_mix(None, *given[1:4], None)
+    assert torch.allclose(alone, ops.memory_mix(None, *given[1:4]), atol=1e-5)
+    assert torch.allclose(residual + (update if updated else 0) + alone, found, atol=1e-5)
+
+
+def test_a_mix_without_a_residual_is_wide_and_its_gradients_come_through_placeholders():
+    """As a gate takes it: it adds to nothing."""
+    index, grads = RowIndex.of(torch.tensor([[0, 2, 2], [1, 0, 0]])), []
+    raw, gain = torch.randn(3, 2, 4), torch.ones(2, 4)
+    for residual in None, torch.zeros(2, 3, 4):
+        given = raw.clone().requires_grad_()
+        logits = torch.arange(18.0).view(2, 3, 3).div(9).requires_grad_()
+        rows, placeholders = normed_rows(given, gain, EPS, index, 1, torch.float32)
+        placeholder = placeholders.of_layers[0]
+        mixed = ops.memory_mix(residual, logits, rows, index.index_BT, residual, placeholder)
+        mixed.square().sum().backward()
+        grads.append((mixed.detach(), given.grad, logits.grad))
+    for found, expected in zip(*grads, strict=True):
+        assert torch.equal(found, expected)
+    rows, logits = torch.randn(6, 2, 4).bfloat16(), torch.randn(2, 3, 3).bfloat16()
+    assert ops.memory_mix(None, logits, rows).dtype == torch.float32

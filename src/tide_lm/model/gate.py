@@ -41,6 +41,5 @@ class Gated(nn.Module):
     def inject(
         self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: Any
     ) -> torch.Tensor:
-        zero, h = torch.zeros_like(h), h + update
-        mixed = super().inject(zero, zero, logits, memory)  # type: ignore[misc]
-        return h + self.memory_gate(self.post_attention_layernorm(h), mixed).to(h.dtype)
+        h, mixed = h + update, super().inject(None, None, logits, memory)  # type: ignore[misc]
+        return h + self.memory_gate(self.post_attention_layernorm(h), mixed.to(h.dtype)).to(h.dtype)

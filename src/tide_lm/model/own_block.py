@@ -23,7 +23,7 @@ class OwnBlock(nn.Module):
         self.router_weights = weights(layer_idx % config.num_memory_blocks, config.num_memory_blocks)
 
     def inject(
-        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: Any
+        self, h: torch.Tensor | None, update: torch.Tensor | None, logits: torch.Tensor, memory: Any
     ) -> torch.Tensor:
         own_U1D = memory.own_row_UD.unsqueeze(1)
         return super().inject(h, update, logits, memory._replace(rows_UKD=own_U1D))  # type: ignore[misc]

@@ -81,12 +81,7 @@ class MemoryRouter(nn.Linear):
         super().__init__(config.hidden_size, config.num_memory_blocks + 1, bias=False)
 
     def forward(self, n_BTD: torch.Tensor) -> torch.Tensor:
-        slots = self.out_features
-        if n_BTD.device.type != "cuda" or slots % 8 == 0:
-            return super().forward(n_BTD)
-        # Rows of 16 bytes, as products of fewer columns are slower than of more.
-        padded = nn.functional.pad(self.weight, (0, 0, 0, -slots % 8))
-        return nn.functional.linear(n_BTD, padded)[..., :slots]
+        return ops.router_logits(n_BTD, self.weight)
 
 
 class RouterWeights(nn.Module):
@@ -139,10 +134,10 @@ class TideDecoderLayer(LlamaDecoderLayer):
         return self.self_attn(hidden_states=n, **kwargs)[0]
 
     def inject(
-        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
+        self, h: torch.Tensor | None, update: torch.Tensor | None, logits: torch.Tensor, memory: LayerMemory
     ) -> torch.Tensor:
-        """Return the state with the FFN's update and the mixed rows."""
-        return ops.memory_mix(h, logits, memory.rows_UKD, memory.index_BT, update, memory.sink)
+        """Return `h + update + m`; without h and update, m alone."""
+        return ops.memory_mix(h, logits, memory.rows_UKD, memory.index_BT, update, memory.placeholder)
 
 
 class TideModel(TidePreTrainedModel, LlamaModel):

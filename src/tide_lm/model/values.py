@@ -70,5 +70,6 @@ class RowInValues(nn.Module):
     def attend(self, n: torch.Tensor, memory: Any, **kwargs: Any) -> torch.Tensor:
         row = None
         if memory is not None:
-            row = ops.memory_row(n, memory.own_row_UD, memory.index_BT, memory.value_sink)
+            placeholder = memory.placeholder and memory.placeholder.g_value_BTD
+            row = ops.memory_row(n, memory.own_row_UD, memory.index_BT, placeholder)
         return super().attend(n, memory, row_BTD=row, **kwargs)  # type: ignore[misc]

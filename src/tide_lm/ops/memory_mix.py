@@ -10,42 +10,42 @@ import torch
 from torch import nn
 
 from tide_lm.ops.kernels import use_triton
-from tide_lm.ops.sinks import Sink
+from tide_lm.ops.placeholders import Placeholder
 
 
 def memory_mix(
-    residual_BTD: torch.Tensor,
+    residual_BTD: torch.Tensor | None,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
     update_BTD: torch.Tensor | None = None,
-    sink: Sink | None = None,
+    placeholder: Placeholder | None = None,
 ) -> torch.Tensor:
-    """`residual + update + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank adds nothing.
+    """Return `residual + update + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank is 0.
 
     `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
-    index there is one row per position, in order (U = B * T), and nothing is gathered.
+    index there is one row per position, in order (U = B * T), and nothing is gathered. Without a residual
+    the result is the sum over k alone, in float32 at least.
 
-    With a sink (see memory_rows) the rows get no gradient here: what it is made of goes to the sink instead.
-    That takes an index and an update.
+    With a placeholder, which takes an index, the rows get no gradient here (see memory_rows).
     """
     if not torch.compiler.is_compiling():  # a check of sizes would fix them in an exported graph
-        *tokens, D = residual_BTD.shape
-        check_rows(rows_UKD, index_BT, tokens, (logits_BTS.shape[-1] - 1, D))
-        if update_BTD is not None and update_BTD.shape != residual_BTD.shape:
+        *tokens, slots = logits_BTS.shape
+        D = rows_UKD.shape[-1] if residual_BTD is None else residual_BTD.shape[-1]
+        check_rows(rows_UKD, index_BT, tokens, (slots - 1, D))
+        if update_BTD is not None and residual_BTD is not None and update_BTD.shape != residual_BTD.shape:
             shapes = tuple(update_BTD.shape), tuple(residual_BTD.shape)
             raise ValueError("the update has shape {}: it must be {}".format(*shapes))
-    if sink is not None:
+    if placeholder is not None:
         assert index_BT is not None
-        assert update_BTD is not None
-        return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *sink)
+        return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *placeholder[:3])
     if rows_UKD.is_cuda and not torch.is_grad_enabled():  # the rows of all positions need not be gathered
         return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
     return memory_mix_reference(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD)
 
 
 def memory_mix_reference(
-    residual_BTD: torch.Tensor,
+    residual_BTD: torch.Tensor | None,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
@@ -54,12 +54,14 @@ def memory_mix_reference(
     """`memory_mix` in plain torch, any device, any float type."""
     K, D = rows_UKD.shape[1:]
     if index_BT is None:
-        memory_BTKD = rows_UKD.view(*residual_BTD.shape[:-1], K, D)
+        memory_BTKD = rows_UKD.view(*logits_BTS.shape[:-1], K, D)
     else:
         memory_BTKD = nn.functional.embedding(index_BT, rows_UKD.flatten(1)).unflatten(-1, (K, D))
     alpha_BTK = router_weights(logits_BTS)[..., :K]
     # Not an einsum: on a CPU its batch of 1 x K products takes several times as long.
     mixed_BTD = (alpha_BTK.unsqueeze(-1) * memory_BTKD).sum(-2)
+    if residual_BTD is None:
+        return mixed_BTD
     if update_BTD is not None:
         residual_BTD = residual_BTD + update_BTD
     return residual_BTD + mixed_BTD.to(residual_BTD.dtype)
@@ -69,11 +71,21 @@ def memory_row(
     like_BTD: torch.Tensor,
     rows_UD: torch.Tensor,
     index_BT: torch.Tensor | None,
-    sink_BTD: torch.Tensor | None,
+    placeholder_BTD: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The row of one block at each position; with a sink, which is zero, its gradient goes there."""
+    """Return the row of one block at each position; a placeholder, which is zero, gets its gradient."""
     row_BTD = rows_UD.view_as(like_BTD) if index_BT is None else nn.functional.embedding(index_BT, rows_UD)
-    return row_BTD if sink_BTD is None else row_BTD + sink_BTD
+    return row_BTD if placeholder_BTD is None else row_BTD + placeholder_BTD
+
+
+def router_logits(n_BTD: torch.Tensor, weight_SD: torch.Tensor) -> torch.Tensor:
+    """Return `W_r n`."""
+    slots = len(weight_SD)
+    if n_BTD.device.type != "cuda" or slots % 8 == 0:
+        return nn.functional.linear(n_BTD, weight_SD)
+    # Whole vectors of 16 bytes: a product with 16 columns is faster than one with 9.
+    padded = nn.functional.pad(weight_SD, (0, 0, 0, -slots % 8))
+    return nn.functional.linear(n_BTD, padded)[..., :slots]
 
 
 def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:
@@ -84,13 +96,13 @@ def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("tide_lm::memory_mix", mutates_args=())
 def _memory_mix(
-    residual_BTD: torch.Tensor,
+    residual_BTD: torch.Tensor | None,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None,
     update_BTD: torch.Tensor | None,
-    sink_BTD: torch.Tensor | None = None,
-    sink_BTK: torch.Tensor | None = None,
+    g_BTD: torch.Tensor | None = None,
+    alpha_BTK: torch.Tensor | None = None,
     order_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if use_triton(rows_UKD):
@@ -102,16 +114,12 @@ def _memory_mix(
 
 @_memory_mix.register_fake
 def _(
-    residual_BTD: torch.Tensor,
-    logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor | None,
-    update_BTD: torch.Tensor | None,
-    sink_BTD: torch.Tensor | None = None,
-    sink_BTK: torch.Tensor | None = None,
-    order_N: torch.Tensor | None = None,
+    residual_BTD: torch.Tensor | None, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, *_: object
 ) -> torch.Tensor:
-    return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
+    if residual_BTD is not None:
+        return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
+    wide = torch.promote_types(logits_BTS.dtype, torch.float32)
+    return logits_BTS.new_empty(*logits_BTS.shape[:-1], rows_UKD.shape[2], dtype=wide)
 
 
 @torch.library.custom_op("tide_lm::memory_mix_backward", mutates_args=())
@@ -140,11 +148,7 @@ def _memory_mix_backward(
 
 @_memory_mix_backward.register_fake
 def _(
-    d_out_BTD: torch.Tensor,
-    logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor,
-    order_N: torch.Tensor,
+    d_out_BTD: torch.Tensor, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide = torch.promote_types(logits_BTS.dtype, torch.float32)
     alpha = logits_BTS.new_empty(*logits_BTS.shape[:-1], rows_UKD.shape[1], dtype=wide)
@@ -152,13 +156,16 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, logits_BTS, rows_UKD, index_BT, *_, order_N = inputs
+    residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *_, order_N = inputs
+    ctx.has_residual, ctx.has_update = residual_BTD is not None, update_BTD is not None
     ctx.save_for_backward(logits_BTS, rows_UKD, index_BT, order_N)
 
 
 def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     d_logits_BTS, alpha_BTK = _memory_mix_backward(d_out_BTD, *ctx.saved_tensors)
-    return d_out_BTD, d_logits_BTS, None, None, d_out_BTD, d_out_BTD, alpha_BTK, None
+    d_residual_BTD = d_out_BTD if ctx.has_residual else None
+    d_update_BTD = d_out_BTD if ctx.has_update else None
+    return d_residual_BTD, d_logits_BTS, None, None, d_update_BTD, d_out_BTD, alpha_BTK, None
 
 
 _memory_mix.register_autograd(_give, setup_context=_keep)

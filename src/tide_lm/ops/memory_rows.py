@@ -1,9 +1,14 @@
 """Rows of the memory for training: each token's once, their norm, and their gradient in one pass.
 
-Every layer mixes the same rows, so the gradient of a row is a sum over layers and over the positions of its
-token. Layers put what it is made of into sinks, and it is formed once, at the end: dM = sum alpha g. A row in
-a layer's values is mixed with an alpha of 1, and all others with 0. A layer that mixes its own block alone
-has an alpha for that.
+Every layer l adds `m = sum_k alpha_k M_k(v)` at each position. With g the gradient of m, the gradient of row
+u of block k is a sum over layers and over the positions of that row:
+
+    dM[u, k] = sum over l and over p with index[p] = u of alpha[l, p, k] g[l, p]
+
+Autograd would add to all rows once per layer. Here it is formed once, when all layers are done. To get g and
+alpha there, `normed_rows` also returns placeholders, which each layer's op takes as inputs: the op's backward
+returns g and alpha as the gradients of its placeholders, and autograd brings them to the backward below.
+A row in a layer's values counts as a mix with an alpha of 1 for its own block and of 0 for all others.
 
 Shapes: B batch, T tokens, N = B * T positions, U rows, K blocks, D hidden, P pieces.
 """
@@ -14,8 +19,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tide_lm.ops.kernels import use_triton
+from tide_lm.ops.placeholders import Placeholder, Placeholders
 from tide_lm.ops.row_index import RowIndex
-from tide_lm.ops.sinks import Sinks
 
 
 def normed_rows(
@@ -27,16 +32,19 @@ def normed_rows(
     dtype: torch.dtype,
     values: bool = False,
     own_block: bool = False,
-) -> tuple[torch.Tensor, Sinks]:
-    """RMSNorm of the rows, in `dtype`, and sinks for each layer, through which their gradient comes.
+) -> tuple[torch.Tensor, Placeholders]:
+    """Return RMSNorm of the rows, in `dtype`, and the placeholders through which their gradient comes.
 
-    With `values` layers have a sink for the row of block l mod K too, to which it is added. With `own_block`
-    that is also all that they mix.
+    With `values` the row of block l mod K also joins layer l's values. With `own_block` layer l mixes no
+    other row.
     """
-    rows_UKD, *sinks = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, values, own_block, dtype)
-    gradients, alphas, of_values = sinks[:layers], sinks[layers : 2 * layers], sinks[2 * layers :]
-    orders = [index.order_N] * layers
-    return rows_UKD, Sinks(tuple(zip(gradients, alphas, orders, strict=True)), tuple(of_values))
+    rows_UKD, *rest = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, values, own_block, dtype)
+    kinds = [rest[start : start + layers] for start in range(0, len(rest), layers)]
+    return rows_UKD, Placeholders(
+        tuple(
+            Placeholder(g, alpha, index.order_N, *g_value) for g, alpha, *g_value in zip(*kinds, strict=True)
+        )
+    )
 
 
 class _NormedRows(torch.autograd.Function):
@@ -63,32 +71,32 @@ class _NormedRows(torch.autograd.Function):
         ctx.mark_non_differentiable(rows_UKD)
         ctx.set_materialize_grads(False)
         K, D = gain_KD.shape
-        # One zero each: a sink holds nothing, it is there to be given a gradient, which comes in its type.
+        alphas = 1 if own_block else K
         B, T = index.index_BT.shape
-        gradients = [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in range(layers)]
-        alphas = [raw_UKD.new_zeros(1).expand(B, T, 1 if own_block else K) for _ in range(layers)]
-        of_values = [
-            raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, D) for _ in range(layers if values else 0)
-        ]
-        return rows_UKD, *gradients, *alphas, *of_values
+
+        def placeholders(numbers: int, dtype: torch.dtype) -> list[torch.Tensor]:
+            """One zero for each layer: gradients come in its shape and type."""
+            return [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, numbers) for _ in range(layers)]
+
+        g_values = placeholders(D, dtype) if values else []
+        return rows_UKD, *placeholders(D, dtype), *placeholders(alphas, raw_UKD.dtype), *g_values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: None, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         raw_UKD, gain_KD = ctx.saved_tensors
-        L = ctx.layers
-        mixes, alphas, values = given[:L], given[L : 2 * L], given[2 * L :]
-        d_out_LBTD = [gradient for gradient in (*mixes, *values) if gradient is not None]  # or it was dropped
-        K = len(gain_KD)
-        own_LK = torch.eye(K, dtype=gain_KD.dtype, device=gain_KD.device).repeat(-(-L // K), 1)[:L]
-        alpha_LBTK = [
-            alpha * own_K if ctx.own_block else alpha
-            for alpha, own_K in zip(alphas, own_LK, strict=True)
-            if alpha is not None
-        ]
-        for gradient, own_K in zip(values, own_LK, strict=False):  # of no layer, or of each
-            if gradient is not None:
-                alpha_LBTK.append(own_K.expand(*gradient.shape[:2], -1))
+        L, K = ctx.layers, len(gain_KD)
+        eye_KK = torch.eye(K, dtype=gain_KD.dtype, device=gain_KD.device)
+        own_LK = [eye_KK[layer % K] for layer in range(L)]
+        d_out_LBTD, alpha_LBTK = [], []
+        for g, alpha, own_K in zip(given[:L], given[L : 2 * L], own_LK, strict=True):
+            if g is not None and alpha is not None:  # the layer was not dropped
+                d_out_LBTD.append(g)
+                alpha_LBTK.append(alpha * own_K if ctx.own_block else alpha)
+        for g_value, own_K in zip(given[2 * L :], own_LK, strict=False):  # of each layer, or of none
+            if g_value is not None:
+                d_out_LBTD.append(g_value)
+                alpha_LBTK.append(own_K.expand(*g_value.shape[:2], -1))
         if use_triton(raw_UKD):
             from tide_lm.ops.memory_mix_triton import rows_backward
 

@@ -92,7 +92,7 @@ class Objective(nn.Module):
     def _normed(self, lent: Lent, norm: MemoryNorm) -> Memory:
         dtype = torch.bfloat16 if self.in_bfloat16 else lent.raw_UKD.dtype
         layers, config = len(self.model.model.layers), self.model.config
-        rows_UKD, sinks = normed_rows(
+        rows_UKD, placeholders = normed_rows(
             lent.raw_UKD,
             norm.weight,
             norm.eps,
@@ -102,7 +102,7 @@ class Objective(nn.Module):
             values=config.memory_values,
             own_block=config.memory_own_block,
         )
-        return Memory(rows_UKD, lent.where.index_BT, sinks)
+        return Memory(rows_UKD, lent.where.index_BT, placeholders)
 
 
 def compile_layers(model: TideForCausalLM) -> None:
