@@ -5,6 +5,7 @@
 # make test-oldest   tests of model, ops, paper and serve under the oldest transformers supported
 # make test-newest   the same under the newest torch and transformers
 # make test-vllm     tests with vLLM, on the CPU, in a virtual environment of their own
+# make docs          the site of README.md and docs/, with references made from the code
 # make lint          format, lint, types and floors alone
 # make format        format, and fix what can be fixed
 # make clean         remove environments and caches, for another PYTHON too
@@ -32,7 +33,7 @@ $(foreach venv,$(VENV) $(OLDEST) $(NEWEST) $(VLLM),$(shell \
   test -x $(venv)/bin/python -a "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint demo format clean
+.PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint docs demo format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -99,6 +100,10 @@ test-newest: $(NEWEST)/.installed
 test-vllm: $(VLLM)/.installed
 	@$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(RUN) $(VLLM)/bin/pytest tests/with_vllm
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "the site is in build/site; to search it: $(VENV)/bin/python -m http.server -d build/site"
 
 demo: setup
 	$(VENV)/bin/tide-lm demo
