@@ -36,9 +36,7 @@ def run(
     scratch: Annotated[Path, typer.Option("--scratch", help="Where models are trained.")] = Path(
         "runs/study"
     ),
-    kept: Annotated[Path, typer.Option("--kept", help="Where all but weights is kept.")] = Path(
-        "results/study/runs"
-    ),
+    kept: Annotated[Path, typer.Option("--kept", help="The folder with runs.jsonl.")] = Path("results/study"),
     minutes: Annotated[float, typer.Option("--minutes", help="Begin no run that would take longer.")] = 9.0,
     only: Annotated[str, typer.Option("--only", help="Runs whose name this expression finds.")] = "",
     processes: Annotated[
@@ -58,7 +56,7 @@ def run(
     else:
         run_all(wanted, places, minutes, typer.echo)
         status = 0
-    left = sum(not places.is_done(run) for run in wanted)
+    left = sum(not places.done(run) for run in wanted)
     typer.echo(f"{left} of {len(wanted)} runs are left")
     raise typer.Exit(status)
 
@@ -144,11 +142,11 @@ def report(
     ),
     docs: Annotated[Path, typer.Option("--docs", help="Where figures go.")] = Path("docs"),
 ) -> None:
-    """Draw the figures of the study, and write summaries of the runs that are kept."""
+    """Draw the figures of the study from the runs that are kept."""
     from studies import upcycling_report
     from studies.report import write_report
 
-    typer.echo(write_report(results / "runs", results, docs))
+    typer.echo(write_report(results, docs))
     if found := upcycling_report.read(results.parent / "upcycling"):
         typer.echo(upcycling_report.write(found, docs))
 

@@ -1,6 +1,4 @@
-"""The table on smaller tables, and a record of each form, from the runs that were looked into."""
-
-import json
+"""The table on smaller tables, from the runs with all diagnostics."""
 
 from studies.figures import opened
 from studies.markdown import table
@@ -14,23 +12,10 @@ def _measured(study: Study) -> list[Run]:
     return [run for run in opened(study.looked) if RANKS.missing(run) is None]
 
 
-def records(study: Study) -> str | None:
-    """One for each form that was measured, and one for the tables as trained."""
-    found = []
-    for run in _measured(study):
-        result = run.result("compression")
-        whole = {"form": "as trained", "bytes": None, "relative_bytes": None, "texts": result["as_trained"]}
-        for form in (whole, *result["forms"]):
-            texts = {name: text["perplexity"] for name, text in form["texts"].items()}
-            about = {key: form[key] for key in ("form", "bytes", "relative_bytes")}
-            found.append({"model": run.name, **about, "perplexity": texts})
-    return json.dumps({"records": found}, indent=2) + "\n" if found else None
-
-
 def forms(study: Study) -> str:
     """What each form of the tables costs."""
     if not (measured := _measured(study)):
-        raise ValueError("no run of TIDE-8E has results/compression.json: run the study first")
+        raise ValueError("no run of TIDE-8E has tables that were compressed: run the study first")
     rows = []
     for form in measured[0].result("compression")["forms"]:
         cells = [form["form"], f"{100 * form['relative_bytes']:.1f} %"]

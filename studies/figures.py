@@ -1,14 +1,14 @@
 """The study's own figures: how much models gain, their loss against tokens, and what a cache finds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from studies.results import Kept, Spread, Study
 from tide_lm.report.drawing import INK, MARKERS, PALETTE, legend, token_axis
 from tide_lm.report.figure import Panel
-from tide_lm.report.results import Run, open_runs
+from tide_lm.report.results import Run
 from tide_lm.report.wording import count
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ def name_of(run: Kept) -> str:
 
 
 def opened(kept: Sequence[Kept]) -> list[Run]:
-    """As the paper's figures read them, named by model and recipe."""
-    found = zip(open_runs([run.path for run in kept]), kept, strict=True)
-    return [replace(run, name=name_of(kept)) for run, kept in found]
+    """Return runs as the paper's figures read them, named by model and recipe."""
+    return [
+        Run(Path(run.name), name_of(run), place, run.results, run.record["metrics"], run.config)
+        for place, run in enumerate(kept)
+    ]
 
 
 def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:

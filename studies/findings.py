@@ -89,7 +89,7 @@ def zero_shot(study: Study, recipe: str) -> Finding | None:
 
 
 def _group(run: Kept, group: str) -> float:
-    return run.result("validation")[group]["loss"]
+    return run.results["validation"][group]["loss"]
 
 
 def two_blocks(study: Study, recipe: str) -> Finding | None:
@@ -168,8 +168,8 @@ def slopes(study: Study, recipe: str) -> Finding | None:
 
 def _looked(study: Study, model: str, recipe: str, what: str) -> dict[str, Any] | None:
     for run in study.of(model, recipe, k=8 if model == "tide" else 0):
-        if (run.path / "results" / f"{what}.json").exists():
-            return run.result(what)
+        if what in run.results:
+            return run.results[what]
     return None
 
 

@@ -16,7 +16,7 @@ def write(root: Path, results: Path) -> list[Path]:
 
 def blocks(results: Path) -> Blocks:
     """Return what makes each block, from the JSON files of a folder."""
-    study, upcycled = report.read(results / "study" / "runs"), upcycling_report.read(results / "upcycling")
+    study, upcycled = report.read(results / "study"), upcycling_report.read(results / "upcycling")
     if not upcycled:
         raise ValueError(
             f"{results / 'upcycling'} holds no results: make them with `python -m studies upcycle`"

@@ -1,4 +1,4 @@
-"""The tables and figures of docs/STUDY.md, and results/study/summary.json, from the runs that are kept."""
+"""The tables and figures of docs/STUDY.md, from the runs that are kept."""
 
 import json
 from collections import Counter
@@ -7,17 +7,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from studies import cache_report, compression_report, figures
+from studies import cache_report, figures
 from studies.claims import CLAIMS, Verdict, verdicts
 from studies.markdown import table
 from studies.plan import GATED, NARROW, OWN_BLOCK, VALUES_BY_RECIPE, final
-from studies.results import BLOCKS, Kept, Spread, Study
+from studies.results import BLOCKS, RUNS, Kept, Spread, Study
 from tide_lm.report import paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import DECILES, write, write_panels
 from tide_lm.report.figure import Figure, Panel
 from tide_lm.report.results import Run
-from tide_lm.run import files
 from tide_lm.run.settings import RECIPES
 
 CONTROLS = (  # docs/STUDY.md says what each is
@@ -36,21 +35,19 @@ OF_BLOCKS = {"loss-by-blocks", "training-loss"}  # figures of all K
 CHANCE = {"boolq": 0.5, "piqa": 0.5, "lambada_openai": 0.0}  # others choose one of four
 
 
-def read(kept: Path) -> Study:
+def read(results: Path) -> Study:
     """Return the runs that are kept; raise ValueError without the base, which all is compared with."""
-    study = Study(kept)
+    study = Study(results)
     if not study.first("base", "paper"):
-        raise ValueError(f"{kept} holds no run of the base, which all is compared with: run the study first")
+        raise ValueError(
+            f"{results / RUNS} has no run of the base, which all is compared with: run the study first"
+        )
     return study
 
 
-def write_report(kept: Path, results: Path, docs: Path) -> Path:
-    """Write figures and summaries of the runs that are kept; return the folder of the figures."""
-    study, cache, folder = read(kept), cache_report.read(results), docs / "study"
-    results.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(results / "summary.json", summary(study))
-    if found := compression_report.records(study):
-        files.write_atomically(results.parent / "compression.json", found)
+def write_report(results: Path, docs: Path) -> Path:
+    """Draw the figures of the runs that are kept; return the folder of the figures."""
+    study, cache, folder = read(results), cache_report.read(results), docs / "study"
     for name, panel in own_figures(study).items():
         write_panels([panel], name, folder, ["svg"])
     if cache:
@@ -58,10 +55,6 @@ def write_report(kept: Path, results: Path, docs: Path) -> Path:
     for figure, runs in _paper_figures(study):
         write(figure, runs, folder, kinds=["svg"])
     return folder
-
-
-def summary(study: Study) -> str:
-    return json.dumps({"runs": study.summary()}, indent=2) + "\n"
 
 
 CLAIM_COLUMNS = ("claim", "paper", "ours, its recipe", "ours, best recipe", "verdict")
@@ -83,7 +76,7 @@ def rules() -> str:
 
 def not_run(study: Study) -> str:
     """What the plan has and nobody has run."""
-    kept = {run.path.name for run in study.runs}
+    kept = {run.name for run in study.runs}
     return "; ".join(run.name for run in final() if run.slug not in kept) or "nothing"
 
 
@@ -166,14 +159,14 @@ def setting(study: Study) -> str:
         "learning rate, peak and last": f"{optim.max_lr:g} and {optim.min_lr:g}",
         "number format": train.dtype,
         "training tokens per parameter of the base": f"{record['tokens'] / record['parameters']:.1f}",
-        "held-out places to predict": f"{run.result('validation')['tokens']:,}",
+        "held-out places to predict": f"{run.results['validation']['tokens']:,}",
     }
     return table(["setting", "value"], rows.items())
 
 
 def places_by_decile(study: Study) -> str:
     """How many places of the held-out text have a token of each decile to predict."""
-    counts = study.first("base", "paper").result("validation")["tokens_by_decile"]
+    counts = study.first("base", "paper").results["validation"]["tokens_by_decile"]
     return table(
         [DECILES, *map(str, range(len(counts)))], [["places to predict", *(f"{n:,}" for n in counts)]]
     )
@@ -296,7 +289,7 @@ def rows_after_training(study: Study) -> str:
     rows = []
     for recipe, run in _with_norms(study).items():
         size = run.config.model.shape().hidden_size
-        deciles = zip(*run.result("norms")["tables"], strict=True)
+        deciles = zip(*run.results["norms"]["tables"], strict=True)
         means = ("" if None in norms else f"{mean(norms) / size**0.5:.4f}" for norms in deciles)
         rows.append([recipe, *means])
     return table(["recipe", *(f"decile {number}" for number in range(10))], rows)
@@ -315,10 +308,10 @@ def _with_norms(study: Study) -> dict[str, Kept]:
         recipe: run
         for recipe in ("paper", "best")
         for run in study.of("tide", recipe, k=8)
-        if (run.path / "results" / "norms.json").exists()
+        if "norms" in run.results
     }
     if not found:
-        raise ValueError("no run of TIDE-8E has results/norms.json: run the study first")
+        raise ValueError("no run of TIDE-8E has norms: run the study first")
     return found
 
 

@@ -1,7 +1,7 @@
-"""What the study found, as it is kept: runs without their weights."""
+"""What the study found: a record of each run, without its weights."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -9,22 +9,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.provenance import provenance
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec.presets import PAPER_BLOCKS
 
 BLOCKS = (0, *PAPER_BLOCKS)
-FIELDS = (
-    "model",
-    "recipe",
-    "size",
-    "k",
-    "seed",
-    "tokens",
-    "parameters",
-    "val_loss",
-    "loss_by_decile",
-)
-
+RUNS = "runs.jsonl"  # of a folder with results: one record per line, and per run
 
 Kind = tuple[str, str]  # model and recipe
 
@@ -50,43 +41,36 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """A run that is done."""
+    """A run that is done, without its weights.
 
-    path: Path
+    `record` says what was trained, and has its settings under `config`, the lines of its log under `metrics`
+    and what was measured under `results`, by name.
+    """
 
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        return self.result("study")
+    record: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.record["name"]
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        return self.record["results"]
 
     @cached_property
     def config(self) -> RunConfig:
-        return RunConfig.from_saved(json.loads(self._read("config.json")))
-
-    def result(self, what: str) -> dict[str, Any]:
-        return json.loads(self._read(f"results/{what}.json"))
-
-    def _read(self, name: str) -> str:
-        """A file that must be there, and end."""
-        try:
-            text = (self.path / name).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            text = ""
-        if not text.endswith("\n"):
-            raise ValueError(
-                f"{self.path / name} is not there, or is cut off: remove {self.path}, and run it again"
-            )
-        return text
+        return RunConfig.from_saved(self.record["config"])
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
         """Tokens, and the loss on the validation text after them."""
-        records = [json.loads(line) for line in self._read("metrics.jsonl").splitlines()]
-        return [(r["tokens"], r["validation"]["loss"]) for r in records if "validation" in r]
+        lines = self.record["metrics"]
+        return [(line["tokens"], line["validation"]["loss"]) for line in lines if "validation" in line]
 
     def perplexity(self, text: str, words: bool = False) -> float:
         """On a text, or on those of its tokens that have a letter or digit."""
         if text not in self.texts:
-            raise ValueError(f"{self.path} has no perplexity on {text}: remove it, and run it again")
+            raise ValueError(f"{self.name} has no perplexity on {text}: remove its line, and run it again")
         found = self.texts[text]
         if not words:
             return found["perplexity"]
@@ -96,15 +80,12 @@ class Kept:
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
         """Perplexities by text, where they were measured."""
-        return self._part("perplexity", "texts")
+        return self.results.get("perplexity", {}).get("texts", {})
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Scores by task, where they were measured."""
-        return self._part("benchmarks", "tasks")
-
-    def _part(self, what: str, key: str) -> dict[str, Any]:
-        return self.result(what)[key] if (self.path / "results" / f"{what}.json").exists() else {}
+        return self.results.get("benchmarks", {}).get("tasks", {})
 
     def tokens_to(self, loss: float) -> float | None:
         """After how many tokens it came to a loss, between two points of the curve; None if it never did."""
@@ -122,9 +103,53 @@ class Kept:
         return self.record["loss_by_decile"][number]
 
 
+def record(folder: Path, about: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return what figures, tables and diagnostics read of a run's folder, and what else is known of it."""
+
+    def measured(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key not in ("provenance", "subject")}
+
+    run = RunDirectory(folder)
+    files = sorted((folder / "results").glob("*.json"))
+    metrics = []
+    for line in map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines()):
+        metrics.append({key: line[key] for key in ("step", "tokens", "loss") if key in line})
+        if "validation" in line:
+            metrics[-1]["validation"] = {"loss": line["validation"]["loss"]}
+    return {
+        "name": folder.name,
+        **about,
+        "config": run.read_config(),
+        "metrics": metrics,
+        "results": {file.stem: json.loads(file.read_text(), object_hook=measured) for file in files},
+        "provenance": provenance(seed),
+    }
+
+
+def add(folder: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to those of a folder, in one write, since several processes may add theirs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / RUNS).open("ab", buffering=0) as file:
+        file.write(f"{json.dumps(record, ensure_ascii=False)}\n".encode())
+
+
+def read(folder: Path, name: str | None = None) -> list[Kept]:
+    """Read the runs that a folder keeps, or the one of a name, in the order of their names."""
+    path = folder / RUNS
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:
+        lines = [line for line in file if name is None or line.startswith(f'{{"name": {json.dumps(name)},')]
+    if lines and not lines[-1].endswith("\n"):
+        raise ValueError(f"the last line of {path} is cut off: remove it, and run it again")
+    return sorted((Kept(json.loads(line)) for line in lines), key=lambda run: run.name)
+
+
 class Study:
+    """The runs that a folder keeps."""
+
     def __init__(self, folder: Path) -> None:
-        self.runs = [Kept(path.parent.parent) for path in sorted(folder.glob("*/results/study.json"))]
+        self.runs = read(folder)
 
     @cached_property
     def whole(self) -> list[Kept]:
@@ -190,11 +215,3 @@ class Study:
         freedom = sum(len(losses) - 1 for losses in kinds.values())
         squares = sum((loss - mean(losses)) ** 2 for losses in kinds.values() for loss in losses)
         return 2 * (2 * squares / freedom) ** 0.5 if freedom else None
-
-    def summary(self) -> list[dict[str, Any]]:
-        """The runs that the verdicts rest on; those of the search are not among them."""
-        return [
-            {key: run.record[key] for key in FIELDS}
-            for run in self.runs
-            if run.record["recipe"] in ("paper", "best")
-        ]

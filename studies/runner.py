@@ -1,4 +1,4 @@
-"""One run of the study: trained, evaluated and looked into, and all but its weights kept."""
+"""One run of the study: train, evaluate and diagnose it, and keep all but its weights."""
 
 import gc
 import shutil
@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from studies.controls import CONTROLS, builder
+from studies import results
+from studies.controls import CONTROLS
 from studies.plan import SIZES, Run
-from studies.results import Kept
-from studies.variants import Variant
 from tide_lm.cli import compress, evaluate
 from tide_lm.cli.analyze import Options, What, analyze
 from tide_lm.cli.texts import Reading
@@ -24,13 +23,11 @@ from tide_lm.evaluate import zero_shot
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import open_model
 from tide_lm.run import files
-from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.settings import RunConfig, differences
 from tide_lm.train.trainer import Trainer
 
 OF_EVERY_MODEL = (What.norms, What.updates, What.gradients, What.collapse, What.footprint)
 OF_TIDE = (What.routing, What.layer_drop, What.distances, What.neighbours)
-KEPT = ("config.json", "metrics.jsonl", "results/*.json")
 BENCHMARK_RECORDS = 1000  # of each task
 WORDS = ("zinc", "Fred")  # rare and common, each one token
 MAY_DIFFER = ("data.path:", "train.dtype:", "train.compile:")
@@ -58,10 +55,6 @@ class Places:
         self.scratch.mkdir(parents=True, exist_ok=True)
         return files.locked(self.scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
 
-    def record(self, run: Run) -> dict[str, Any]:
-        """What is kept of a run that is done."""
-        return Kept(self.kept / run.slug).record
-
     def check(self) -> None:
         """Raises unless the data and all that models are evaluated on is there."""
         for path in (self.data, *(self.shared / text for text in TEXTS.values()), self.shared / "benchmarks"):
@@ -71,21 +64,19 @@ class Places:
                     f"that holds benchmarks and {', '.join(TEXTS.values())}"
                 )
 
-    def is_done(self, run: Run) -> bool:
-        """Whether a run is kept, with the settings that it has in the plan."""
-        before = RunDirectory(self.kept / run.slug).read_config()
-        if before is None:
-            return False
-        changed = differences(RunConfig.from_saved(before), self.config(run))
+    def done(self, run: Run) -> results.Kept | None:
+        """Return a run that is kept; raise ValueError if its settings are not those of the plan."""
+        found = results.read(self.kept, run.slug)
+        if not found:
+            return None
+        changed = differences(found[0].config, self.config(run))
         changed = [line for line in changed if not line.startswith(MAY_DIFFER)]
-        if (changes := self.record(run)["changes"]) != run.changes:
-            changed.append(f"changes: {changes} -> {dict(run.changes)}")
         if changed:
             raise ValueError(
-                f"{self.kept / run.slug} was made with other settings ({'; '.join(changed)}): remove it, or "
-                "name another folder with --kept"
+                f"{run.slug} in {self.kept / results.RUNS} has other settings ({'; '.join(changed)}): remove "
+                "its line, or name another folder with --kept"
             )
-        return True
+        return found[0]
 
 
 def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
@@ -98,8 +89,8 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
     longest: dict[tuple[int, bool], float] = {}
     for run in plan:
         kind = list(SIZES).index(run.size), run.look
-        if places.is_done(run):
-            longest[kind] = max(longest.get(kind, 0), places.record(run)["seconds"])
+        if done := places.done(run):
+            longest[kind] = max(longest.get(kind, 0), done.record["seconds"])
             continue
         expected = max((taken for other, taken in longest.items() if other <= kind), default=0)
         started = time.monotonic()
@@ -113,7 +104,7 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
                 tell(str(busy))
                 left += 1
                 continue
-            if places.is_done(run):  # by now
+            if places.done(run):  # by now
                 continue
             tell(f"{run.name} ...")
             record = run_one(run, places, tell)
@@ -144,16 +135,16 @@ def side_by_side(processes: int, command: list[str], logs: Path, tell: Callable[
 
 
 def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Trains and looks; what is kept appears whole, and last."""
+    """Train and measure a run; its record appears whole, and last."""
     places.check()
     started, folder = time.monotonic(), places.scratch / run.slug
     config = places.config(run)
-    build = builder(Variant, **run.changes) if run.changes else CONTROLS.get(run.model, TideForCausalLM)
+    build = CONTROLS.get(run.model, TideForCausalLM)
     trainer = Trainer(config, folder, tell, resume=True, build=build, row_lazy=run.row_lazy)
     validation = trainer.train()
     if trainer.stopped_by:
         raise SystemExit(128 + trainer.stopped_by)
-    record = {
+    about = {
         "model": run.model,
         "recipe": run.recipe,
         "size": run.size,
@@ -163,7 +154,6 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
         "parameters": trainer.model.num_parameters(),
         "val_loss": validation["loss"],
         "loss_by_decile": validation["loss_by_decile"],
-        "changes": dict(run.changes),
     }
     del trainer
     torch.compiler.reset()  # after a few shapes it would compile no more
@@ -174,11 +164,10 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     evaluate.on_texts(str(folder), None, None, reading)
     if run.look:
         _look(run, folder, reading, places.shared / "benchmarks", tell)
-    record["seconds"] = time.monotonic() - started
-    write_result(folder, "study", record, run.seed)
-    _keep(folder, places.kept / run.slug)
+    about["seconds"] = time.monotonic() - started
+    results.add(places.kept, results.record(folder, about, run.seed))
     shutil.rmtree(folder)
-    return record
+    return about
 
 
 def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
@@ -197,12 +186,3 @@ def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Call
         compress.on_forms(str(folder), None, None, once)
     scores = zero_shot.score(opened.model, opened.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
     opened.write("benchmarks", scores)
-
-
-def _keep(folder: Path, kept: Path) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with files.write_folder(kept) as copy:
-        for pattern in KEPT:
-            for path in folder.glob(pattern):
-                (copy / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy / path.relative_to(folder))

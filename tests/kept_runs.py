@@ -1,17 +1,32 @@
 """Runs of the study that are made up, as they are kept on disk."""
 
-import json
-
-from studies.results import Kept
+from studies import results
+from tide_lm.run.settings import RunConfig
 
 TOKENS = 1000
 
 
-def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=0.0, common=0.0, **results):
-    """A run whose rare and common tokens gain so much over losses of 10 and 3."""
-    path = folder / f"{size}-{model}-{k}-{recipe.replace(' ', '-')}-{seed}"
-    (path / "results").mkdir(parents=True)
+def keep(
+    folder,
+    model,
+    recipe,
+    k,
+    loss,
+    seed=0,
+    size="small",
+    curve=None,
+    rare=0.0,
+    common=0.0,
+    name=None,
+    settings=(),
+    **measured,
+):
+    """Keep a run whose rare and common tokens gain so much over losses of 10 and 3."""
+    preset = f"tide-{k}e-{size}" if k else f"base-{size}"
+    by_decile = [10 - rare, *[5.0] * 8, 3 - common]
+    points = curve or [(500, loss + 1), (TOKENS, loss)]
     record = {
+        "name": name or f"{size}-{model}-{k}-{recipe.replace(' ', '-')}-{seed}",
         "model": model,
         "recipe": recipe,
         "size": size,
@@ -20,18 +35,16 @@ def keep(folder, model, recipe, k, loss, seed=0, size="small", curve=None, rare=
         "tokens": TOKENS,
         "parameters": 10,
         "val_loss": loss,
-        "loss_by_decile": [10 - rare, *[5.0] * 8, 3 - common],
+        "loss_by_decile": by_decile,
+        "config": RunConfig.load(None, [f"model.preset={preset}", *settings]).to_dict(),
+        "metrics": [
+            {"step": tokens, "tokens": tokens, "loss": value, "validation": {"loss": value}}
+            for tokens, value in points
+        ],
+        "results": {"validation": {"step": 1, **by_frequency(loss, by_decile)}, **measured},
     }
-    validation = {"step": 1, **by_frequency(loss, record["loss_by_decile"])}
-    for name, value in {"study": record, "validation": validation, **results}.items():
-        (path / "results" / f"{name}.json").write_text(json.dumps(value) + "\n")
-    points = curve or [(500, loss + 1), (TOKENS, loss)]
-    lines = [
-        json.dumps({"step": tokens, "tokens": tokens, "loss": value, "validation": {"loss": value}})
-        for tokens, value in points
-    ]
-    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return Kept(path)
+    results.add(folder, record)
+    return results.Kept(record)
 
 
 def by_frequency(loss, deciles):

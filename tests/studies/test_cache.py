@@ -145,8 +145,8 @@ def test_text_is_measured_and_written_with_how_and_the_store_removed(study, monk
     most_frequent = np.argsort(-counts, kind="stable")[: point["rows"]]
     expected = np.isin(tokens, most_frequent).mean()
     assert point["texts"]["valid"]["by_frequency"] == pytest.approx(expected)
-    keep(study / "results" / "runs", "base", "paper", 0, 5.0)
-    write_report(study / "results" / "runs", study / "results", study / "docs")
+    keep(study / "results", "base", "paper", 0, 5.0)
+    write_report(study / "results", study / "docs")
     assert "valid" in (study / "docs" / "study" / "cache.svg").read_text()
     point = found["curve"][1]
     rate, alone = point["texts"]["valid"]["decode"]["hit_rate"], point["texts"]["valid"]["by_frequency"]

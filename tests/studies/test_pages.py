@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from studies import pages, report
+from studies import pages
 from studies.__main__ import app
 from studies.blocks import names, rewritten
-from studies.compression_report import records
 from tide_lm.report.catalogue import FIGURES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BEST = "study/runs/small-tide-8e-best-seed-0/results"
+BEST = "small-tide-8e-best-seed-0"  # a run
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +55,16 @@ def halved(value):
     return value * 0.5 if isinstance(value, float) else value
 
 
+def measured(what, change):
+    """Change one of the results of a run."""
+
+    def changed(record):
+        results = record["results"]
+        return {**record, "results": {**results, what: change(results[what])}}
+
+    return changed
+
+
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
     """Results of which a test may change a file, if it puts it back."""
@@ -91,17 +100,17 @@ CHANGES = {
     ),
     "upcycling, tokens": ("upcycling/main.json", lambda found: {**found, "tokens": 9}, "upcycling-tokens"),
     "loss": (
-        f"{BEST}/study.json",
+        BEST,
         lambda found: {**found, "val_loss": found["val_loss"] - 0.1},
         "study-beside-controls study-claims study-claims-in-short study-figure-gains study-gains "
         "study-gains-by-recipe study-losses study-losses-by-k study-noise study-texts",
     ),
-    "norms": (f"{BEST}/norms.json", halved, "study-rows"),
-    "tasks": (f"{BEST}/benchmarks.json", halved, "study-claims study-claims-in-short study-zero-shot"),
-    "texts": (f"{BEST}/perplexity.json", halved, "study-best-by-text study-claims study-texts"),
+    "norms": (BEST, measured("norms", halved), "study-rows"),
+    "tasks": (BEST, measured("benchmarks", halved), "study-claims study-claims-in-short study-zero-shot"),
+    "texts": (BEST, measured("perplexity", halved), "study-best-by-text study-claims study-texts"),
     "smaller tables": (
-        f"{BEST}/compression.json",
-        lambda found: {**found, "forms": halved(found["forms"])},
+        BEST,
+        measured("compression", lambda found: {**found, "forms": halved(found["forms"])}),
         "smaller-tables smaller-tables-in-short study-claims study-claims-in-short",
     ),
 }
@@ -110,11 +119,12 @@ CHANGES = {
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_changed_result_changes_its_blocks_and_no_other(case, copied, texts):
     """Blocks of runs are made for changes of runs alone, and not for others, since they take longer."""
-    file, change, changed = CHANGES[case]
-    path = copied / file
+    name, change, changed = CHANGES[case]
+    of_runs = name == BEST
+    path = copied / ("study/runs.jsonl" if of_runs else name)
     before = path.read_text(encoding="utf-8")
-    path.write_text(json.dumps(change(json.loads(before))) + "\n")
-    of_runs = file.startswith(BEST)
+    part = next(line for line in before.splitlines() if name in line) if of_runs else before
+    path.write_text(before.replace(part, json.dumps(change(json.loads(part)))))
     try:
         made = {
             name: make()
@@ -145,7 +155,7 @@ def test_the_command_mends_a_number_and_keeps_what_was_written_by_hand(copied):
         ("h200/decode.json", r"h200/decode\.json cannot be read .*git.*LOG\.md"),
         ("study/cache.json", r"study/cache\.json cannot be read .*git.*LOG\.md"),
         ("upcycling", r"upcycling holds no results: .*studies upcycle"),
-        ("study/runs", r"study/runs holds no run of the base.*run the study"),
+        ("study/runs.jsonl", r"study/runs\.jsonl has no run of the base.*run the study"),
     ],
 )
 def test_a_result_that_is_not_there_is_named(file, said, copied):
@@ -155,12 +165,6 @@ def test_a_result_that_is_not_there_is_named(file, said, copied):
             pages.blocks(copied)
     finally:
         away.rename(copied / file)
-
-
-def test_the_summaries_are_those_of_the_runs_that_are_kept():
-    study = report.read(ROOT / "results" / "study" / "runs")
-    assert (ROOT / "results" / "study" / "summary.json").read_text(encoding="utf-8") == report.summary(study)
-    assert (ROOT / "results" / "compression.json").read_text(encoding="utf-8") == records(study)
 
 
 def test_the_study_shows_every_figure_of_the_paper_and_all_that_are_drawn():

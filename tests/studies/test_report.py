@@ -1,6 +1,5 @@
 """The study's tables, from runs that are made up: what is counted, and how it is judged."""
 
-import json
 import re
 
 import pytest
@@ -12,7 +11,7 @@ from studies.compression_report import forms
 from studies.plan import NARROW, final
 from studies.report import write_report
 from studies.results import Spread, Study
-from tide_lm.run.settings import RECIPES, RunConfig
+from tide_lm.run.settings import RECIPES
 
 
 def test_tokens_to_a_loss_are_found_between_two_points(tmp_path):
@@ -90,22 +89,19 @@ def test_recipes_that_share_no_seed_cannot_be_compared(tmp_path):
         report.gains_by_recipe(Study(tmp_path))
 
 
-def configured(run):
-    settings = ["train.steps=1234", "optim.warmup_steps=9", "optim.max_lr=0.002"]
-    config = RunConfig.load(None, ["model.preset=tide-8e-350m", *settings])
-    (run.path / "config.json").write_text(json.dumps(config.to_dict()) + "\n")
+SETTINGS = ["model.preset=tide-8e-350m", "train.steps=1234", "optim.warmup_steps=9", "optim.max_lr=0.002"]
 
 
 def test_rows_are_shown_by_the_root_of_their_mean_square(tmp_path):
     tables = [[16.0 * (decile + 1) for decile in range(10)]] * 8
-    configured(keep(tmp_path, "tide", "paper", 8, 4.5, norms={"tables": tables}))
+    keep(tmp_path, "tide", "paper", 8, 4.5, norms={"tables": tables}, settings=SETTINGS)
     study = Study(tmp_path)
     assert report.norm_eps(study) == "1e-05, the square of 0.0032"
     assert "| paper | 0.5000 | 1.0000 | 1.5000 |" in report.rows_after_training(study)
 
 
 def test_the_setting_is_that_of_the_base(tmp_path):
-    configured(keep(tmp_path, "base", "paper", 0, 5.0))
+    keep(tmp_path, "base", "paper", 0, 5.0, settings=SETTINGS)
     study = Study(tmp_path)
     rows = report.setting(study).splitlines()
     assert "| model | `tide-8e-350m` |" in rows
@@ -135,32 +131,23 @@ def compressed():
     return {"as_trained": texts(100.0, 9.0), "forms": [{**form, "texts": texts(120.0, 9.25)}]}
 
 
-def test_figures_and_summaries_are_written_of_runs_that_are_kept(tmp_path):
-    """The summary has all runs but those of the search; what was not measured is not drawn."""
-    kept, docs = tmp_path / "results" / "runs", tmp_path / "docs"
+def test_figures_are_drawn_of_runs_that_are_kept(tmp_path):
+    """What was not measured is not drawn."""
+    kept, docs = tmp_path / "results", tmp_path / "docs"
     for seed in (0, 1, 2):
         keep(kept, "base", "paper", 0, 5.0 + seed / 10, seed)
         more = {} if seed else {"compression": compressed()}
         keep(kept, "tide", "paper", 8, 4.6 + seed / 10, seed, **more)
-    keep(kept, "tide", "gain 0.3", 8, 4.7)
-    assert write_report(kept, tmp_path / "results", docs) == docs / "study"
+    assert write_report(kept, docs) == docs / "study"
     drawn = {path.stem: path.read_text() for path in (docs / "study").iterdir()}
     assert drawn.keys() >= {"gains", "loss-by-tokens", "ranks"}
     assert not drawn.keys() & {"cache", "norms"}
     assert all("</svg>" in text for text in drawn.values())
-    summary = json.loads((tmp_path / "results" / "summary.json").read_text())["runs"]
-    assert len(summary) == 6
-    about = {"model", "recipe", "size", "k", "seed", "tokens", "parameters", "val_loss", "loss_by_decile"}
-    assert summary[0].keys() == about
-    whole, half = json.loads((tmp_path / "compression.json").read_text())["records"]
-    assert whole["perplexity"] == {"wiki": 100.0}
-    about = {"model": "TIDE-8E (paper)", "form": "16 bits, rank 0.5", "bytes": 9, "relative_bytes": 0.51}
-    assert half == {**about, "perplexity": {"wiki": 120.0}}
 
 
 def test_what_smaller_tables_cost_stands_beside_what_rare_tokens_lose(tmp_path):
     keep(tmp_path, "base", "paper", 0, 5.0)
-    with pytest.raises(ValueError, match=r"compression\.json: run the study"):
+    with pytest.raises(ValueError, match="run the study"):
         forms(Study(tmp_path))
     keep(tmp_path, "tide", "paper", 8, 4.5, compression=compressed())
     found = forms(Study(tmp_path))
@@ -204,14 +191,14 @@ def test_every_claim_and_run_is_in_a_table_and_numbers_stand_beside_the_figures(
 
 def test_what_was_planned_and_not_run_is_named(tmp_path):
     done, *left = final()
-    keep(tmp_path, "base", "paper", 0, 5.0).path.rename(tmp_path / done.slug)
+    keep(tmp_path, "base", "paper", 0, 5.0, name=done.slug)
     assert report.not_run(Study(tmp_path)).split("; ") == [run.name for run in left]
 
 
 def test_without_a_base_there_is_nothing_to_compare_with(tmp_path):
-    keep(tmp_path / "runs", "tide", "paper", 8, 4.5)
-    with pytest.raises(ValueError, match=r"runs holds no run of the base.*run the study"):
-        write_report(tmp_path / "runs", tmp_path, tmp_path / "docs")
+    keep(tmp_path, "tide", "paper", 8, 4.5)
+    with pytest.raises(ValueError, match=r"runs\.jsonl has no run of the base.*run the study"):
+        write_report(tmp_path, tmp_path / "docs")
 
 
 def test_other_texts_and_the_tasks_that_are_above_chance(tmp_path):

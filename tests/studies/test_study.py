@@ -4,7 +4,6 @@ import json
 import lzma
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +17,14 @@ import typer
 
 from studies import data, runner
 from studies.__main__ import _named
+from studies.figures import opened
 from studies.plan import Run, plan
-from studies.results import FIELDS, Study
+from studies.results import RUNS, Study, read
 from studies.runner import Places, run_all
 from tide_lm.data.shards import TokenSplit
 from tide_lm.report.catalogue import FIGURES
-from tide_lm.report.results import open_runs
 
+FIELDS = {"model", "recipe", "size", "k", "seed", "tokens", "parameters", "val_loss", "loss_by_decile"}
 CHOICES = {"text": ["a", "b", "c", "d"], "label": ["A", "B", "C", "D"]}
 BENCHMARKS = {
     "arc_challenge_test": {"question": "Why?", "choices": CHOICES, "answerKey": "A"},
@@ -102,35 +102,32 @@ def test_a_trained_tokenizer_can_be_used_again(places, corpus, tmp_path):
 
 
 def test_a_run_is_made_once_and_kept_without_weights(done, places):
-    kept, told = places.kept / done.slug, []
-    record = json.loads((kept / "results" / "study.json").read_text())
-    assert record.keys() >= set(FIELDS)
-    assert (record["model"], record["recipe"], record["k"]) == ("tide", "best", 2)
-    assert 0 < record["val_loss"] < 7
-    assert (kept / "metrics.jsonl").exists()
-    assert json.loads((kept / "results" / "perplexity.json").read_text())["texts"].keys() == {"valid"}
-    assert not list(places.kept.rglob("*.safetensors"))
+    ((kept,), told) = read(places.kept, done.slug), []
+    assert kept.record.keys() >= FIELDS
+    assert kept.record["provenance"]["seed"] == 0
+    assert (kept.record["model"], kept.record["recipe"], kept.record["k"]) == ("tide", "best", 2)
+    assert 0 < kept.record["val_loss"] < 7
+    assert kept.curve[-1] == (kept.record["tokens"], pytest.approx(kept.record["val_loss"]))
+    assert kept.texts.keys() == {"valid"}
     assert not (places.scratch / done.slug).exists()
     assert run_all([done], places, minutes=60, tell=told.append) == 0
     assert not told
 
 
 @pytest.mark.slow
-def test_bases_controls_and_variants_are_runs_too(places, shared_data, tmp_path):
+def test_bases_and_controls_are_runs_too(places, shared_data, tmp_path):
     places = replace(places, scratch=tmp_path / "scratch", kept=tmp_path / "kept")
     runs = [
         Run("base", "paper", "tiny", 0),
         Run("input-only", "paper", "tiny", 2),
-        Run("tide", "scaled", "tiny", 2, changes={"layer_scale": 1.0, "gain_is_learned": False}),
     ]
     told = []
     assert run_all(runs, places, minutes=60, tell=told.append) == 0
     records = [run.record for run in Study(places.kept).runs]
-    assert [record["model"] for record in records] == ["base", "input-only", "tide"]
+    assert [record["model"] for record in records] == ["base", "input-only"]
     for record in records:
-        assert record.keys() >= set(FIELDS)
+        assert record.keys() >= FIELDS
         assert 0 < record["val_loss"] < 7
-    assert not list(places.kept.rglob("*.safetensors"))
     assert not list(places.scratch.iterdir())
     told.clear()
     assert run_all(runs, places, minutes=60, tell=told.append) == 0
@@ -142,7 +139,7 @@ def test_bases_controls_and_variants_are_runs_too(places, shared_data, tmp_path)
 def test_all_figures_of_the_paper_can_be_drawn_of_runs_that_were_looked_into(model, k, places, shared_data):
     run = Run(model, "paper", "tiny", k, seed=1, look=True)
     run_all([run], places, minutes=60, tell=print)
-    (kept,) = open_runs([places.kept / run.slug])
+    (kept,) = opened(read(places.kept, run.slug))
     missing = {name: figure.missing(kept) for name, figure in FIGURES.items()}
     of_memory = {name for name, figure in FIGURES.items() if figure.of_memory}
     assert {name for name, reason in missing.items() if reason} == (set() if k else of_memory)
@@ -160,16 +157,14 @@ def test_a_look_that_was_cut_off_goes_on_where_it_was(places, shared_data, monke
             run_all([run], places, minutes=60, tell=print)
     monkeypatch.setattr(runner, "analyze", None)
     assert run_all([run], places, minutes=60, tell=print) == 0
-    assert (places.kept / run.slug / "results" / "benchmarks.json").exists()
+    (kept,) = read(places.kept, run.slug)
+    assert kept.tasks
 
 
 def test_what_was_made_with_other_settings_is_named(done, places):
     changed = replace(done, settings={**done.settings, "optim.max_lr": 0.01})
-    with pytest.raises(ValueError, match=r"optim.max_lr: 0.003 -> 0.01\): remove it, or .*--kept"):
+    with pytest.raises(ValueError, match=r"optim.max_lr: 0.003 -> 0.01\): remove its line, or .*--kept"):
         run_all([changed], places, 60, tell=print)
-    varied = replace(done, changes={"layer_scale": 1.0})
-    with pytest.raises(ValueError, match=r"changes: \{\} -> \{'layer_scale': 1.0\}\): remove it, or"):
-        run_all([varied], places, 60, tell=print)
     told = []
     assert run_all([done, replace(done, recipe="as long")], places, minutes=0.001, tell=told.append) == 1
     assert not told  # since the one that is kept took longer
@@ -226,10 +221,9 @@ def test_what_is_missing_is_named_before_training(places, tmp_path):
 
 
 def test_a_record_that_is_cut_off_is_named(done, places, tmp_path):
-    shutil.copytree(places.kept / done.slug, tmp_path / done.slug)
-    record = tmp_path / done.slug / "results" / "study.json"
-    record.write_text(record.read_text()[:20])
-    with pytest.raises(ValueError, match=r"study\.json .*cut off: remove"):
+    line = (places.kept / RUNS).read_text()
+    (tmp_path / RUNS).write_text(line + line[:99])
+    with pytest.raises(ValueError, match=r"last line of .*runs\.jsonl is cut off: remove"):
         run_all([done], replace(places, kept=tmp_path), 60, tell=print)
 
 
@@ -279,7 +273,7 @@ def test_sigterm_reaches_processes_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "--results", "nothing"], "Error: nothing/runs holds no run of the base"),
+        (["report", "--results", "nothing"], "Error: nothing/runs.jsonl has no run of the base"),
         pytest.param(["run", "nothing", "--data", "nowhere"], "Error: ", marks=pytest.mark.slow),
     ],
 )

@@ -16,7 +16,7 @@ from tide_lm.model.opened import OpenedModel
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
 from tide_lm.report.figure import Figure, Panel
-from tide_lm.report.results import DamagedError, MissingError, Run
+from tide_lm.report.results import DamagedError, MissingError, Run, open_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,7 +204,7 @@ class Explorer:
             return self._drawn[state]
 
     def _figures(self) -> str:
-        run = Run(self.results, self.opened.name, 0)
+        run = open_run(self.results, self.opened.name)
         whose = f"From the results in {self.results}."
         if self.opened.step is not None:
             whose += f" They are of the run's last model, not of step {self.opened.step}."

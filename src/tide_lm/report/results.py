@@ -3,8 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +40,21 @@ class DamagedError(ValueError):
     """A file of a run is not as the commands write it; the message names it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """One run, under a name no other has, at its place among those compared."""
+    """One run, under a name no other has, at its place among those compared.
+
+    `results` are the sound ones by name, and `damaged` says what cannot be read of results and metrics.
+    `metrics` is what the trainer logged, in order. A model that was not trained here has no `config`.
+    """
 
     path: Path
     name: str
     place: int
-
-    @cached_property
-    def _files(self) -> dict[str, dict[str, Any] | DamagedError]:
-        return {path.stem: _read(path) for path in sorted((self.path / "results").glob("*.json"))}
-
-    @cached_property
-    def results(self) -> dict[str, dict[str, Any]]:
-        """All sound results by name."""
-        return {name: found for name, found in self._files.items() if isinstance(found, dict)}
-
-    @cached_property
-    def damaged(self) -> dict[str, DamagedError]:
-        """What cannot be read of results and metrics, by name."""
-        found = {**self._files, "metrics": self._log}
-        return {name: error for name, error in found.items() if isinstance(error, DamagedError)}
+    results: dict[str, dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    config: RunConfig | None
+    damaged: dict[str, DamagedError] = field(default_factory=dict)
 
     def refuse_damage(self, *names: str) -> None:
         for name in names:
@@ -97,35 +89,6 @@ class Run:
             counts = " --counts DATA" if what in BY_FREQUENCY else ""
             model = f"{known} --run {model}{counts}"
         return MAKERS[what].format(model=model)
-
-    @cached_property
-    def config(self) -> RunConfig | None:
-        """The run's settings; None for a model that was not trained here."""
-        directory = RunDirectory(self.path)
-        values = directory.read_config()
-        try:
-            return None if values is None else RunConfig.from_saved(values)
-        except ValueError as error:
-            raise ValueError(
-                f"{directory.config} holds no settings of a run ({error}): give a run directory; the results "
-                "of a model from elsewhere are in runs/NAME"
-            ) from error
-
-    @cached_property
-    def _log(self) -> list[dict[str, Any]] | DamagedError:
-        path = RunDirectory(self.path).metrics
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-            records = [json.loads(line) for line in lines]
-            _check_numbers(*(record[key] for record in records for key in ("step", "tokens")))
-        except (ValueError, KeyError, TypeError) as error:
-            return DamagedError(f"{path} holds a line that is no record of a step ({error!r}): remove it")
-        return records
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """What the trainer logged, in order; a half-written last line is left out."""
-        return [] if isinstance(self._log, DamagedError) else self._log
 
     @property
     def blocks(self) -> int | None:
@@ -171,7 +134,23 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
     names = [path.resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    return [Run(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
+    return [open_run(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
+
+
+def open_run(path: Path, name: str, place: int = 0) -> Run:
+    """Read all that figures and pages show of a run directory."""
+    found = {file.stem: _read(file) for file in sorted((path / "results").glob("*.json"))}
+    metrics = _read_metrics(RunDirectory(path).metrics)
+    parts = {**found, "metrics": metrics}
+    return Run(
+        path,
+        name,
+        place,
+        results={what: result for what, result in found.items() if isinstance(result, dict)},
+        metrics=metrics if isinstance(metrics, list) else [],
+        config=_read_config(path),
+        damaged={what: error for what, error in parts.items() if isinstance(error, DamagedError)},
+    )
 
 
 def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
@@ -192,6 +171,29 @@ def shared(parts: Iterable[Mapping[str, Any]]) -> list[str]:
     """The keys that all have, in the order of the first."""
     first, *others = parts
     return [key for key in first if all(key in other for other in others)]
+
+
+def _read_config(path: Path) -> RunConfig | None:
+    directory = RunDirectory(path)
+    values = directory.read_config()
+    try:
+        return None if values is None else RunConfig.from_saved(values)
+    except ValueError as error:
+        raise ValueError(
+            f"{directory.config} holds no settings of a run ({error}): give a run directory; the results "
+            "of a model from elsewhere are in runs/NAME"
+        ) from error
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]] | DamagedError:
+    """Return all records but a half-written last line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        records = [json.loads(line) for line in lines]
+        _check_numbers(*(record[key] for record in records for key in ("step", "tokens")))
+    except (ValueError, KeyError, TypeError) as error:
+        return DamagedError(f"{path} holds a line that is no record of a step ({error!r}): remove it")
+    return records
 
 
 def _read(path: Path) -> dict[str, Any] | DamagedError:
