@@ -4,8 +4,8 @@ from studies.figures import opened
 from studies.markdown import table
 from studies.results import Study
 from tide_lm.report.figures.compression import RANKS, changes, rare_change
+from tide_lm.report.formatting import difference, percent
 from tide_lm.report.results import Run
-from tide_lm.report.wording import difference, percent
 
 
 def _measured(study: Study) -> list[Run]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from studies.results import Kept, Spread, Study
 from tide_lm.report.drawing import INK, MARKERS, PALETTE, legend, token_axis
 from tide_lm.report.figure import Panel
+from tide_lm.report.formatting import count
 from tide_lm.report.results import Run
-from tide_lm.report.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from studies.plan import NARROW, VALUES_BY_RECIPE
 from studies.report import CLAIM_COLUMNS, CONTROLS, claim_row
 from studies.results import Kind, Spread, Study
 from tide_lm.report.figures.compression import rare_change, worst_change
-from tide_lm.report.wording import difference, percent
+from tide_lm.report.formatting import difference, percent
 
 SHOWN = (  # of the paper's claims
     "every decile gains",

@@ -15,8 +15,8 @@ import pytest
 
 from tide_lm.report import overview
 from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.formatting import MINUS
 from tide_lm.report.results import open_runs
-from tide_lm.report.wording import MINUS
 
 KEPT = Path(__file__).with_name("drawn.json")
 SIGNED = re.compile(rf"[{MINUS}+-]?[\d.,]*\d")

@@ -1,5 +1,6 @@
 """Every figure from planted results: its values, its files, and what it says when something is missing."""
 
+import json
 import re
 from xml.etree import ElementTree
 
@@ -11,8 +12,8 @@ from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg, write
 from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, tokens
+from tide_lm.report.formatting import MINUS
 from tide_lm.report.results import MissingError, open_runs
-from tide_lm.report.wording import MINUS
 
 OF_TIDE_ALONE = {"routing", "layer-drop", "bits", "ranks", "distances", "neighbours", "words"}
 
@@ -203,7 +204,9 @@ def test_what_else_a_figure_may_lack(plant, tmp_path):
     (run,) = open_runs([path])
     assert "no loss by decile" in FIGURES["loss-by-decile"].missing(run)
     assert "no metrics.jsonl" in FIGURES["training-loss"].missing(run)
-    assert "has no 'embedding_input': run `tide-lm analyze gradients" in FIGURES["gradients"].missing(run)
+    assert "gradients.json is damaged (gradients has no 'embedding_input')" in FIGURES["gradients"].missing(
+        run
+    )
     run.result("neighbours")["words"].clear()
     assert "the neighbours of no words" in FIGURES["words"].missing(run)
     with pytest.raises(MissingError, match=r"1 is given.*at least 2"):
@@ -365,10 +368,10 @@ def test_routing_says_what_it_was_measured_on(two_runs, tmp_path):
 
 @pytest.mark.parametrize("layers", ["x", [], [[[1.0, "x"]] * 11]])
 def test_a_result_of_the_wrong_shape_is_named(plant, tmp_path, layers):
-    (run,) = open_runs([plant(tmp_path / "x")])
-    run.result("routing")["by_layer"] = layers
-    with pytest.raises(ValueError, match=r"results/routing\.json of .*make it again"):
-        write(FIGURES["routing"], [run], tmp_path / "out")
+    path = plant(tmp_path / "x")
+    (path / "results" / "routing.json").write_text(json.dumps({"text": "", "tokens": [], "by_layer": layers}))
+    with pytest.raises(ValueError, match=r"results/routing\.json is damaged .*make it again"):
+        write(FIGURES["routing"], open_runs([path]), tmp_path / "out")
 
 
 @pytest.mark.parametrize("key", ["tokens", "tokens_by_decile"])

@@ -64,7 +64,7 @@ def on_forms(
 
 def _print(model: str, result: dict[str, Any]) -> None:
     from tide_lm.report.figures.compression import changes, rare_change
-    from tide_lm.report.wording import count, difference, percent
+    from tide_lm.report.formatting import count, difference, percent
 
     whole = result["as_trained"]
     rows = [("as trained", "", *(count(text["perplexity"]) for text in whole.values()), "")]

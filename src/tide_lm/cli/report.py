@@ -17,7 +17,7 @@ def command(
     ] = False,
 ) -> None:
     """Write a self-contained HTML page that compares runs, beside the paper; it only reads results."""
-    from tide_lm.report.cards import write_cards
+    from tide_lm.report.model_cards import write_cards
     from tide_lm.report.page import write_report
 
     def warn(line: str) -> None:

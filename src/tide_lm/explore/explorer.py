@@ -16,7 +16,7 @@ from tide_lm.model.opened import OpenedModel
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import MARKERS, PALETTE, inline_svg, legend
 from tide_lm.report.figure import Figure, Panel
-from tide_lm.report.results import DamagedError, MissingError, Run, open_run
+from tide_lm.report.results import MissingError, Run, open_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,7 +213,7 @@ class Explorer:
             figure = FIGURES[name]
             try:
                 parts.append(_figure(figure, run))
-            except (MissingError, DamagedError) as error:
+            except MissingError as error:
                 absent.append(f"<li>{marks.escaped(figure.title)}: {marks.told(str(error))}</li>")
         if absent:
             parts.append(f"<h2>Not there yet</h2><ul>{''.join(absent)}</ul>")
@@ -233,8 +233,7 @@ def _of(kind: str, name: str, of_base: bool) -> str:
 def _figure(figure: Figure, run: Run) -> str:
     if missing := figure.missing(run):
         raise MissingError(missing)
-    with figure.naming([run]):
-        panels = [inline_svg(panel, f"{figure.name}-{at}") for at, panel in enumerate(figure.panels([run]))]
+    panels = [inline_svg(panel, f"{figure.name}-{at}") for at, panel in enumerate(figure.panels([run]))]
     says = f"<h2>{marks.escaped(figure.title)}</h2><p>{marks.escaped(figure.says)}</p>"
     return f'{says}<div class="panels">{"".join(panels)}</div>'
 

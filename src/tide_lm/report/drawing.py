@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.report.figure import Figure, Panel, Runs
+from tide_lm.report.formatting import count, quantity, short
 from tide_lm.report.results import Run
-from tide_lm.report.wording import count, quantity, short
 from tide_lm.run.files import write_atomically
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ _STYLE: dict[Any, Any] = {
 def write(figure: Figure, runs: Runs, folder: Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
     """NAME.svg and NAME.png of a figure, all its panels on one sheet."""
     figure.demand(runs)
-    with figure.naming(runs):
-        return write_panels(figure.panels(runs), figure.name, folder, kinds)
+    return write_panels(figure.panels(runs), figure.name, folder, kinds)
 
 
 def write_panels(panels: Sequence[Panel], name: str, folder: Path, kinds: Sequence[str]) -> list[Path]:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from tide_lm.report.figure import Runs, Table
 from tide_lm.report.figures.loss import change, perplexities, sources, stated_perplexity
+from tide_lm.report.formatting import MINUS, NOT_MEASURED, difference, nats, quantity
 from tide_lm.report.results import Run
-from tide_lm.report.wording import MINUS, NOT_MEASURED, difference, nats, quantity
 
 ROWS = {
     "rare": "rare (0 to 2)",

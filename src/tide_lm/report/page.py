@@ -12,8 +12,8 @@ from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg
 from tide_lm.report.figure import Figure, Runs
-from tide_lm.report.results import DamagedError, Run, open_runs
-from tide_lm.report.wording import NOT_MEASURED, difference
+from tide_lm.report.formatting import NOT_MEASURED, difference
+from tide_lm.report.results import Run, open_runs
 from tide_lm.run.files import write_atomically
 
 Damage = dict[str, list[Figure]]  # by what is wrong, the figures that it is left out of
@@ -37,26 +37,23 @@ def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lamb
 
 
 def render(runs: Sequence[Run], damage: Damage) -> str:
-    """The page; what is found damaged on the way is added."""
+    """Return the page; each figure that something damaged is missing from is added to its reason."""
     sections, missing = [], []
     for figure in FIGURES.values():
-        reasons: dict[Run, str | None] = {}
-        for run in runs:
-            try:
-                reasons[run] = figure.missing(run)
-            except DamagedError as error:
-                damage.setdefault(str(error), []).append(figure)
-        usable = [run for run, reason in reasons.items() if reason is None]
+        reasons = {run: reason for run in runs if (reason := figure.missing(run))}
+        for reason in damage.keys() & set(reasons.values()):
+            damage[reason].append(figure)
+        usable = [run for run in runs if run not in reasons]
+        lacking = {run: reason for run, reason in reasons.items() if reason not in damage}
         if usable and not figure.too_few(usable):
-            if section := _section(figure, usable, damage):
-                sections.append(section)
+            sections.append(_section(figure, usable))
             missing += [
                 (figure, reason)
-                for run, reason in reasons.items()
-                if reason and not (figure.of_memory and run.blocks == 0)
+                for run, reason in lacking.items()
+                if not (figure.of_memory and run.blocks == 0)
             ]
-        elif len(reasons) == len(runs):
-            missing.append((figure, _reason(figure, reasons)))
+        elif lacking or usable:
+            missing.append((figure, _reason(lacking) or figure.too_few(usable) or NOT_MEASURED))
     environment = Environment(
         loader=PackageLoader("tide_lm", "report"),
         autoescape=True,
@@ -80,22 +77,8 @@ def render(runs: Sequence[Run], damage: Damage) -> str:
     )
 
 
-def _section(figure: Figure, runs: Runs, damage: Damage) -> dict[str, Any] | None:
-    """What the template shows of a figure: of all runs, or of those whose results are sound."""
-    try:
-        with figure.naming(runs):
-            return _content(figure, runs)
-    except DamagedError as error:
-        alone = runs if len(runs) > figure.at_least == 1 else []
-        sound = [run for run in alone if _section(figure, [run], damage)]
-        if len(sound) == len(alone):  # no run by itself is at fault
-            damage.setdefault(str(error), []).append(figure)
-            return None
-        return _section(figure, sound, damage) if sound else None
-
-
-def _content(figure: Figure, runs: Runs) -> dict[str, Any]:
-    """The drawings are markup made here; all else is escaped in the template."""
+def _section(figure: Figure, runs: Runs) -> dict[str, Any]:
+    """Return what the template shows of a figure; it escapes all but the drawings, which are markup."""
     panels = figure.panels(runs) if figure.drawn_on_page else []
     return {
         "figure": figure,
@@ -108,8 +91,6 @@ def _content(figure: Figure, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _reason(figure: Figure, reasons: dict[Run, str | None]) -> str:
-    """Why a figure is not on the page: of a run with memory, if there is one."""
-    ordered = sorted(reasons, key=lambda run: -(run.blocks or 0))
-    found = next((reason for run in ordered if (reason := reasons[run])), None)
-    return found or figure.too_few(ordered) or NOT_MEASURED
+def _reason(lacking: dict[Run, str]) -> str | None:
+    """Return why a figure is not on the page: the reason of a run with memory, if there is one."""
+    return next((lacking[run] for run in sorted(lacking, key=lambda run: -(run.blocks or 0))), None)

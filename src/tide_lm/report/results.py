@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tide_lm.report.schema import NUMBER_OR_NULL, check, check_result
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
@@ -30,6 +31,7 @@ MAKERS = {
 }
 OF_TRAINING = ("validation", "checkpoints", "gradients")
 BY_FREQUENCY = ("norms", "updates", "routing", "neighbours")
+BY_DECILE = {"loss_by_decile", "tokens_by_decile", "rare", "mid", "common", "unbinned"}
 
 
 class MissingError(ValueError):
@@ -61,16 +63,12 @@ class Run:
             if name in self.damaged:
                 raise self.damaged[name]
 
-    def result(self, what: str, *keys: str) -> dict[str, Any]:
-        """One result, which must have these keys."""
+    def result(self, what: str) -> dict[str, Any]:
+        """Return one result; raise MissingError or DamagedError if it cannot be read."""
         self.refuse_damage(what)
-        found = self.results.get(what)
-        if found is None:
+        if what not in self.results:
             raise MissingError(f"{self.path} has no results/{what}.json: {self.cure(what)}")
-        for key in keys:
-            if key not in found:
-                raise MissingError(f"results/{what}.json of {self.path} has no {key!r}: {self.cure(what)}")
-        return found
+        return self.results[what]
 
     def cure(self, what: str) -> str:
         """What to do to have a result."""
@@ -111,7 +109,7 @@ class Run:
         """Every result with a loss by decile: the trainer's held-out text, then texts by name."""
         found = {"validation": self.results.get("validation", {})}
         found |= self.texts
-        return {name: result for name, result in found.items() if "loss_by_decile" in result}
+        return {name: result for name, result in found.items() if result.keys() >= BY_DECILE}
 
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
@@ -190,53 +188,16 @@ def _read_metrics(path: Path) -> list[dict[str, Any]] | DamagedError:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         records = [json.loads(line) for line in lines]
-        _check_numbers(*(record[key] for record in records for key in ("step", "tokens")))
-    except (ValueError, KeyError, TypeError) as error:
-        return DamagedError(f"{path} holds a line that is no record of a step ({error!r}): remove it")
+        check(records, [{"step": int, "tokens": int, "loss?": NUMBER_OR_NULL}], "line")
+    except ValueError as error:
+        return DamagedError(f"{path} has a line that is no record of a step ({error}): remove it")
     return records
 
 
 def _read(path: Path) -> dict[str, Any] | DamagedError:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        _check(path.stem, found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return DamagedError(f"{path} is damaged ({error!r}): make it again, or remove it")
+        check_result(path.stem, found)
+    except (OSError, ValueError) as error:
+        return DamagedError(f"{path} is damaged ({error}): make it again, or remove it")
     return found
-
-
-def _check(name: str, found: Any) -> None:
-    """Raises unless all that is read outside of figures is as the commands write it."""
-    if not isinstance(found, dict):
-        raise TypeError(f"{type(found).__name__}, and no result")
-    found.get("subject", {}).keys()
-    for made in (found, *(found["texts"].values() if name == "perplexity" else ())):
-        origin = made.get("provenance", {})
-        for part in (origin.get("versions", {}), origin.get("machine", {})):
-            part.keys()
-    if name == "validation":
-        _check_losses(found)
-    if name == "perplexity":
-        for text in found["texts"].values():
-            _check_losses(text)
-            _check_numbers(text["bytes"], text["window"], text["stride"])
-            _check_numbers(text["perplexity"], or_none=True)
-    if name == "footprint":
-        _check_numbers(found["blocks"])
-
-
-def _check_losses(found: dict[str, Any]) -> None:
-    _check_numbers(found["loss"], found["tokens"])
-    if "loss_by_decile" in found:
-        losses, tokens = found["loss_by_decile"], found["tokens_by_decile"]
-        if not len(losses) == len(tokens) == 10:
-            raise ValueError(f"{len(losses)} deciles")
-        groups = [found[group] for group in ("rare", "mid", "common", "unbinned")]
-        _check_numbers(*losses, *(group["loss"] for group in groups), or_none=True)
-        _check_numbers(*tokens, *(group["tokens"] for group in groups))
-
-
-def _check_numbers(*values: Any, or_none: bool = False) -> None:
-    for value in values:
-        if not isinstance(value, int | float) and not (or_none and value is None):
-            raise TypeError(f"{value!r} is no number")

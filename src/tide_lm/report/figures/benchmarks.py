@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from tide_lm.report import paper
 from tide_lm.report.drawing import legend, look, numbers
 from tide_lm.report.figure import Figure, Panel, Runs, Table
+from tide_lm.report.formatting import NOT_MEASURED
 from tide_lm.report.results import Run
-from tide_lm.report.wording import NOT_MEASURED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,7 @@ BENCHMARKS = Figure(
     title="Zero-shot benchmarks",
     says="Normalised accuracy, but plain accuracy for BoolQ and LAMBADA. A model of a few million parameters "
     "is near chance on most of these tasks.",
-    needs={"benchmarks": ("tasks",)},
+    needs=("benchmarks",),
     panels=_panels,
     tables=_tables,
 )

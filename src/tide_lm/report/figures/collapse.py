@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tide_lm.report.drawing import INK, heatmap, legend, look, numbers
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.formatting import short, token
 from tide_lm.report.results import MissingError, Run, shared
-from tide_lm.report.wording import short, token
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def _categories(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _has_pairs(run: Run) -> None:
-    run.result("collapse", "categories", "delta")
+    run.result("collapse")
     if not _categories(run):
         raise MissingError(
             f"the tokenizer of {run.path} has no pair of the study: take a larger vocabulary, then "
@@ -142,7 +142,7 @@ COLLAPSE = Figure(
     "Pairs and templates are ours, as the paper's are not published. Proposition 2.2 bounds how far an FFN "
     "separates two near inputs by its slope between them. The slope here is the largest at nine points, an "
     "estimate from below, so a separation may exceed the bound from it.",
-    needs={"collapse": ("categories", "delta")},
+    needs=("collapse",),
     check=_has_pairs,
     panels=_heatmap_panels,
     tables=_members_tables,
@@ -242,7 +242,7 @@ SEPARATION = Figure(
     title="Separation of pairs, run against run",
     says="Means over the pairs that all runs' tokenizers have. A larger raw distance may only mean larger "
     "states: the panels divided by the mean norm tell the two apart.",
-    needs={"collapse": ("categories", "delta")},
+    needs=("collapse",),
     check=_has_pairs,
     at_least=2,
     panels=_curve_panels,

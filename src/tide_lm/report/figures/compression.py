@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tide_lm.report import paper
 from tide_lm.report.drawing import INK, MARKERS, PALETTE, decile_axis, legend, log_scale, numbers
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.formatting import NOT_MEASURED, difference, percent, short
 from tide_lm.report.results import MissingError, Run
-from tide_lm.report.wording import NOT_MEASURED, difference, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -212,7 +212,7 @@ BITS = Figure(
     title="Tables in fewer bits",
     says="Norm and gain are folded into the rows, which are then rounded, each on its own; a group of 32 "
     "numbers has a scale. Router and transformer stay as they are.",
-    needs={"compression": ("as_trained", "forms")},
+    needs=("compression",),
     check=_has(_of_bits),
     panels=lambda runs: [
         panel
@@ -229,7 +229,7 @@ RANKS = Figure(
     title="Tables of lower rank",
     says="It is the folded rows that are approximated, after norm and gain; the paper may mean the tables "
     "before them. A weight is a power of how often a token occurs.",
-    needs={"compression": ("as_trained", "forms")},
+    needs=("compression",),
     check=_has(lambda form: not _of_bits(form)),
     panels=lambda runs: [
         panel

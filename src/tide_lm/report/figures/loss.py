@@ -17,8 +17,8 @@ from tide_lm.report.drawing import (
     token_axis,
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs
+from tide_lm.report.formatting import NOT_MEASURED, TOO_LARGE, difference, ends, nats, percent, short
 from tide_lm.report.results import MissingError, Run, same_text, shared
-from tide_lm.report.wording import NOT_MEASURED, TOO_LARGE, difference, ends, nats, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -277,7 +277,7 @@ def _perplexity(value: float | None) -> str:
 
 
 def _has_points(run: Run) -> None:
-    if not run.result("checkpoints", "points")["points"]:
+    if not run.result("checkpoints")["points"]:
         raise MissingError(f"results/checkpoints.json of {run.path} is empty: {run.cure('checkpoints')}")
 
 
@@ -303,7 +303,7 @@ PERPLEXITY = Figure(
     title="Perplexity over training",
     says="Perplexity depends on the tokenizer and on the windows a text is cut into: compare runs that share "
     "both. The paper does not say how it cut its texts.",
-    needs={"checkpoints": ("points", "texts")},
+    needs=("checkpoints",),
     check=_has_points,
     panels=_checkpoint_panels,
     compare=_compare_checkpoints,

@@ -17,8 +17,8 @@ from tide_lm.report.drawing import (
     sequence,
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs
+from tide_lm.report.formatting import NOT_MEASURED, ends, gigabytes, percent, short, steps
 from tide_lm.report.results import MissingError, Run, alike
-from tide_lm.report.wording import NOT_MEASURED, ends, gigabytes, percent, short, steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ FOOTPRINT = Figure(
     title="VRAM and SSD by number of blocks",
     says="Computed from the shape of the model, for its own K and the paper's. As in the paper, 4 bits count "
     "the codes alone, without a codec's scales.",
-    needs={"footprint": ("rows",)},
+    needs=("footprint",),
     panels=lambda runs: [_footprint_panel(*item) for item in alike(runs, "footprint", "rows").items()],
     compare=_compare_footprint,
 )
@@ -142,7 +142,7 @@ DISTANCES = Figure(
     title="Distance between E and the tables",
     says="0 is the same direction, 1 is at right angles. Random directions are near 1, so tables that have "
     "hardly been trained are far apart too.",
-    needs={"distances": ("tables", "distance")},
+    needs=("distances",),
     panels=lambda runs: [_distance_panel(run) for run in runs],
     compare=_compare_distances,
 )
@@ -203,7 +203,7 @@ def _routing_panels(run: Run) -> list[Panel]:
 
 
 def _has_deciles(run: Run) -> None:
-    if not any(run.result("routing", "by_layer")["by_layer"][-1][:10]):
+    if not any(run.result("routing")["by_layer"][-1][:10]):
         raise MissingError(f"the text of {run.path} has no token in a decile: {run.cure('routing')}")
 
 
@@ -247,7 +247,7 @@ ROUTING = Figure(
     says="Mean router weights by the frequency of the input token; the null bank adds nothing, so its weight "
     "is the share that a layer declines to add to its state. An untrained router gives every slot that its "
     "layer has about as much, 1 / (K + 1).",
-    needs={"routing": ("by_layer", "tokens", "text")},
+    needs=("routing",),
     check=_has_deciles,
     panels=lambda runs: [panel for run in runs for panel in _routing_panels(run)],
     compare=_compare_routing,
@@ -311,7 +311,7 @@ LAYER_DROP = Figure(
     title="One layer's memory taken out",
     says="How much the perplexity changes without retraining: what a layer needs in this model, not what a "
     "model trained without it would lose.",
-    needs={"layer-drop": ("texts",)},
+    needs=("layer-drop",),
     panels=_drop_panels,
     compare=_compare_drop,
 )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from tide_lm.report import paper
 from tide_lm.report.drawing import GROUPS, INK, legend
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.formatting import NOT_MEASURED, short, token
 from tide_lm.report.results import MissingError, Run
-from tide_lm.report.wording import NOT_MEASURED, short, token
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,14 +65,14 @@ NEIGHBOURS = Figure(
     title="Neighbours in E and in the tables",
     says="1 means that a table has the same ten neighbours as E, 0 none of them. Little agreement is what "
     "random rows give as well, so it is no evidence of meaning by itself.",
-    needs={"neighbours": ("tables", "rare", "common")},
+    needs=("neighbours",),
     panels=lambda runs: [_overlap_panel(run) for run in runs],
     compare=_compare_overlap,
 )
 
 
 def _words(run: Run) -> dict[str, dict[str, Any]]:
-    return run.result("neighbours", "words", "tables")["words"]
+    return run.result("neighbours")["words"]
 
 
 def _has_words(run: Run) -> None:
@@ -140,7 +140,7 @@ WORDS = Figure(
     place="Table 6",
     title="Neighbours of words",
     says="The tokens whose rows point most nearly the same way; ␣ is a space. Examples, chosen by hand.",
-    needs={"neighbours": ("words", "tables")},
+    needs=("neighbours",),
     check=_has_words,
     panels=lambda runs: [_word_panel(table) for table in _word_tables(runs)],
     tables=_word_tables,

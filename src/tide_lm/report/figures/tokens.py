@@ -17,8 +17,8 @@ from tide_lm.report.drawing import (
     token_axis,
 )
 from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.formatting import MINUS, NOT_MEASURED, bound, count, ends, short, steps
 from tide_lm.report.results import Run, alike
-from tide_lm.report.wording import MINUS, NOT_MEASURED, bound, count, ends, short, steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +147,7 @@ NORMS = Figure(
     title="Norms of embedding rows",
     says="How long the rows of E are, by how often their token occurs. Whether rare rows end up shorter "
     "depends on weight decay and on how long the run was.",
-    needs={"norms": ("embedding", "tables", "spread", "growth")},
+    needs=("norms",),
     panels=_norm_panels,
     compare=_compare_norms,
 )
@@ -220,7 +220,7 @@ UPDATES = Figure(
     says="Arithmetic on real counts, not a measurement. A row can be updated at most once a step, so "
     "expected updates level off where occurrences go on. The last column bounds the gradient signal of a row "
     "over that of the commonest decile (eq. 2.3); above 1 it says nothing.",
-    needs={"updates": ("rows", "tokens", "batch", "sequence")},
+    needs=("updates",),
     panels=lambda runs: [_update_panel(*item) for item in alike(runs, "updates", "rows").items()],
     compare=_compare_updates,
     tables=lambda runs: [_update_table(*item) for item in alike(runs, "updates", "rows").items()],
@@ -278,7 +278,7 @@ GRADIENTS = Figure(
     title="Gradient that rows collected",
     says="What the trainer recorded, before clipping. With a tied head, E gets gradient by two ways, shown "
     "apart: through the input only tokens of the batch, through the head every token at every step.",
-    needs={"gradients": ("embedding_input", "embedding_head")},
+    needs=("gradients",),
     panels=lambda runs: [_gradient_panel(run) for run in runs],
     compare=_compare_gradients,
 )

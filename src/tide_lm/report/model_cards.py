@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tide_lm.report.results import DamagedError, MissingError, Run, open_runs
+from tide_lm.report.results import MissingError, Run, open_runs
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.files import write_atomically
 from tide_lm.run.model_card import model_card
@@ -11,7 +11,7 @@ RESULTS = ("validation", "perplexity", "benchmarks")
 
 
 def write_cards(paths: list[Path]) -> list[Path]:
-    """Rewrites the README of every run that has an export."""
+    """Rewrite the README of every run that has an export, and return them."""
     exported = [run for run in open_runs(paths) if RunDirectory(run.path).export.is_dir()]
     if not exported:
         raise ValueError(f"no export in {', '.join(map(str, paths))}: finish a run, which exports its model")
@@ -23,16 +23,10 @@ def write_cards(paths: list[Path]) -> list[Path]:
 
 def _card(run: Run) -> str:
     run.refuse_damage(*RESULTS, "metrics")
-    step = run.result("validation", "step")["step"]
+    step = run.result("validation").get("step")
     # The run may have gone on since it was exported.
-    tokens = [line["tokens"] for line in run.metrics if line["step"] <= step]
-    if run.config is None or not tokens:
-        raise MissingError(f"{run.path} has an export and no settings or metrics: put them back")
+    tokens = [line["tokens"] for line in run.metrics if step is not None and line["step"] <= step]
+    if run.config is None or not tokens or "validation" not in run.losses:
+        raise MissingError(f"{run.path} has an export and no settings, metrics or losses: put them back")
     results = {name: run.results[name] for name in RESULTS if name in run.results}
-    try:
-        return model_card(run.path.resolve().name, run.config, tokens[-1], results)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        files = " or ".join(f"results/{name}.json" for name in results)
-        raise DamagedError(
-            f"{files} of {run.path} is not as tide-lm writes it ({error!r}): make it again, or remove it"
-        ) from error
+    return model_card(run.path.resolve().name, run.config, tokens[-1], results)

@@ -5,7 +5,7 @@ import json
 import pytest
 from command import Done, tide_lm
 
-from tide_lm.report.cards import write_cards
+from tide_lm.report.model_cards import write_cards
 
 
 def cards(*runs: object) -> Done:
