@@ -166,7 +166,7 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     started, folder, arm = time.monotonic(), scratch / run.slug, ARMS[run.arm]
     config = run.config(data, torch.cuda.is_available())
     build = (CONTROLS | NULLS | DESIGNS).get(arm.model, TideForCausalLM)
-    trainer = Trainer(config, folder, tell, resume=True, build=build, row_lazy=run.row_lazy)
+    trainer = Trainer(config, folder, tell, resume=True, make_model=build, row_lazy=run.row_lazy)
     if arm.model == FAST_EMBEDDING:
         weight = trainer.model.model.embed_tokens.weight
         embedding_as_table(trainer.optimizer, weight, config.optim.table_lr_multiple)

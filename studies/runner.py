@@ -140,7 +140,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     started, folder = time.monotonic(), places.scratch / run.slug
     config = places.config(run)
     build = CONTROLS.get(run.model, TideForCausalLM)
-    trainer = Trainer(config, folder, tell, resume=True, build=build, row_lazy=run.row_lazy)
+    trainer = Trainer(config, folder, tell, resume=True, make_model=build, row_lazy=run.row_lazy)
     validation = trainer.train()
     if trainer.stopped_by:
         raise SystemExit(128 + trainer.stopped_by)

@@ -181,5 +181,5 @@ def test_the_settings_shown_for_many_gpus_fit_each_number_of_them(tmp_path):
     (tmp_path / "run.toml").write_text(shown)
     config = RunConfig.load(tmp_path / "run.toml")
     for gpus in (1, 8, 64):
-        config.check_ranks(gpus)
+        config.check_processes(gpus)
     assert 200e9 < config.train.steps * config.train.batch * config.data.sequence < 200.01e9

@@ -5,7 +5,7 @@ import torch
 
 from tide_lm.bench import train as benchmark
 from tide_lm.bench.train import AGE, WARM_UP
-from tide_lm.train.tables import RowLazyTables
+from tide_lm.train.row_optimizer import RowOptimizer
 
 
 def test_ids_are_missed_for_as_long_as_in_a_run():
@@ -23,12 +23,12 @@ def test_ids_are_missed_for_as_long_as_in_a_run():
 def test_row_lazy_tables_are_timed_in_the_middle_of_a_run(monkeypatch):
     made = []
 
-    class Kept(RowLazyTables):
+    class Kept(RowOptimizer):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(benchmark, "RowLazyTables", Kept)
+    monkeypatch.setattr(benchmark, "RowOptimizer", Kept)
     benchmark.measure("tide-2e-tiny:3000", batch=1, sequence=16, steps=1)
     (tables,) = made
     assert tables.history.steps == AGE + WARM_UP + 1

@@ -10,7 +10,7 @@ import torch
 
 from tide_lm.model import EmbeddingMemory, TideConfig
 from tide_lm.run.settings import OptimSection, RunConfig
-from tide_lm.train.tables import RowLazyTables
+from tide_lm.train.row_optimizer import RowOptimizer
 from tide_lm.train.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -43,7 +43,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings, tmp_path, row_
 
 
 def test_torchrun_with_one_gpu_trains_as_without_it(settings, tmp_path):
-    """The way of many GPUs: NCCL beside gloo, FSDP2, rows with an owner, sharded checkpoints and export."""
+    """The way of many GPUs: NCCL ahead gloo, FSDP2, rows with an owner, sharded checkpoints and export."""
     expected = Trainer(RunConfig.load(None, settings), tmp_path / "alone", print).train()
     chosen = [argument for setting in settings for argument in ("--set", setting)]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "--"]
@@ -61,17 +61,17 @@ def test_rows_that_are_caught_up_beside_other_work_are_waited_for():
     """If they were not, some would be moved twice: they take milliseconds."""
     ids_BT = torch.randint(8000, (8, 2048), generator=torch.Generator().manual_seed(0))
     found = []
-    for beside in (False, True):
+    for ahead in (False, True):
         torch.manual_seed(0)
         memory = EmbeddingMemory(TideConfig(vocab_size=8000, hidden_size=1024, num_memory_blocks=8)).cuda()
         torch.nn.init.normal_(memory.weight)
-        tables = RowLazyTables(memory, OptimSection(), torch.float32)
+        tables = RowOptimizer(memory, OptimSection(), torch.float32)
         tables.set_rates(torch.full((200,), 1e-3, dtype=torch.float64))
         for moment in (tables.table.exp_avg_VKD, tables.table.exp_avg_sq_VKD):
             moment.fill_(1e-3)
         rows = tables.prepare([ids_BT])
-        if beside:
-            tables.begin_beside(rows)
+        if ahead:
+            tables.catch_up_ahead(rows)
         tables.begin(rows)
-        found.append(tables.lend(0).raw_UKD.detach())
+        found.append(tables.fetch(0).raw_UKD.detach())
     assert torch.equal(*found)

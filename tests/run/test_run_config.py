@@ -137,8 +137,8 @@ def test_a_wrong_setting_is_named_with_its_cure(setting, message):
 def test_what_several_processes_cannot_share_is_named_with_its_cure(settings, message):
     config = RunConfig.load(None, [*SHORT, *settings])
     with pytest.raises(ValueError, match=message):
-        config.check_ranks(2)
-    RunConfig.load(None, [*SHORT, "train.batch=8", "train.micro_batch=2"]).check_ranks(4)
+        config.check_processes(2)
+    RunConfig.load(None, [*SHORT, "train.batch=8", "train.micro_batch=2"]).check_processes(4)
 
 
 def test_one_block_a_layer_is_of_tide_and_named():

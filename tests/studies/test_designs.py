@@ -11,7 +11,8 @@ from studies.nulls import NULLS, Pairs, Reinjected, ShortConvolution
 from studies.optimum import ARMS, LAYER_PARAMETERS, SIZE
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run.settings import RunConfig, TrainSection
-from tide_lm.train.objective import Objective, model_config
+from tide_lm.train.build import build_config
+from tide_lm.train.objective import Objective
 
 SHAPE = {
     "vocab_size": 64,
@@ -49,7 +50,7 @@ def of_arm(name):
     preset = f"tide-{arm.k}e-{SIZE}" if arm.k else f"base-{SIZE}"
     settings = {"recipe": arm.of_recipe, "model.preset": preset, **arm.settings}
     config = RunConfig.load(None, [f"{key}={value}" for key, value in settings.items()])
-    shape = model_config(config, SimpleNamespace(bos_token_id=0, eos_token_id=1))
+    shape = build_config(config.model, config.data.sequence, SimpleNamespace(bos_token_id=0, eos_token_id=1))
     with torch.device("meta"):
         return (CONTROLS | NULLS | DESIGNS).get(arm.model, TideForCausalLM)(shape)
 
@@ -96,9 +97,7 @@ def test_a_design_without_its_rows_is_the_base(name):
 def test_a_design_learns_all_it_has_as_the_trainer_has_it(name):
     model = made(DESIGNS[name])
     assert not torch.allclose(logits(model), logits(base()), atol=1e-3)
-    Objective(model, RunConfig(train=TrainSection(dtype="float32", compile=False)))(
-        IDS, IDS
-    ).objective.backward()
+    Objective(model, TrainSection(dtype="float32", compile=False), 1e-6)(IDS, IDS).objective.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     learned = model.model.memory.weight.grad.any(-1).any(0).sum()
     assert learned == {"split": 7, "narrow-gate": 3, "scalars": 3}.get(name, 8)  # of three layers

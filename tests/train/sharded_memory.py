@@ -17,7 +17,7 @@ def main() -> None:
         draw_table(each.weight, each.tokens, seed=5, std=0.02)
 
     # Each rank has every second row, and no more.
-    assert torch.equal(memory.weight, whole.weight[process_group.rank() :: process_group.count()])
+    assert torch.equal(memory.weight, whole.weight[process_group.rank() :: process_group.world_size()])
 
     # Batches of different sizes, with tokens of one rank alone, and the rows that they look up.
     ids = [torch.tensor([[22, 3, 3], [0, 22, 8]]), torch.tensor([[1, 1, 21]])][process_group.rank()]
@@ -29,8 +29,8 @@ def main() -> None:
     # Gradients add up with the owner: rank 0 gives 1 for each of its rows, rank 1 gives 2.
     ids_U = [torch.tensor([3, 8, 22]), torch.tensor([1, 3])][process_group.rank()]
     keys_U = memory.keys(ids_U).sort().values
-    exchange = memory.plan(keys_U)
-    sums_R = exchange.give_back(torch.full((len(ids_U),), process_group.rank() + 1.0))
+    exchange = memory.plan(keys_U, keys_U.device)
+    sums_R = exchange.reduce(torch.full((len(ids_U),), process_group.rank() + 1.0))
     found = {
         memory.tokens[place]: total
         for place, total in zip(exchange.own_R.tolist(), sums_R.tolist(), strict=True)
@@ -38,11 +38,11 @@ def main() -> None:
     assert found == [{8: 1.0, 22: 1.0}, {1: 2.0, 3: 3.0}][process_group.rank()]
 
     # As a checkpoint holds it, and back.
-    held = memory.to_range(memory.weight.detach())
+    held = memory.to_dtensor(memory.weight.detach())
     assert torch.equal(held.full_tensor(), whole.weight)
-    assert torch.equal(held.to_local(), whole.weight.chunk(process_group.count())[process_group.rank()])
+    assert torch.equal(held.to_local(), whole.weight.chunk(process_group.world_size())[process_group.rank()])
     back = torch.zeros_like(memory.weight)
-    memory.from_range(back, held)
+    memory.from_dtensor(back, held)
     assert torch.equal(back, memory.weight)
     print(f"equal on rank {process_group.rank()}")
 

@@ -52,7 +52,7 @@ def two_threads(monkeypatch):
             return torch.cat(from_all(self.local))
 
     monkeypatch.setattr(process_group, "rank", lambda: own.rank)
-    monkeypatch.setattr(process_group, "count", lambda: 2)
+    monkeypatch.setattr(process_group, "world_size", lambda: 2)
     monkeypatch.setattr(sharded_memory, "DTensor", Whole)
     monkeypatch.setattr(sharded_memory, "init_device_mesh", lambda *_: None)
     monkeypatch.setattr(sharded_memory.dist, "all_to_all_single", all_to_all_single)

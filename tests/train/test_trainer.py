@@ -328,7 +328,7 @@ def test_one_batch_that_is_not_finite_is_left_out_of_weights_and_records(setting
         norm.copy_(kept)
     trainer._train_step()
     assert trainer.non_finite == 0
-    assert all(squared.isfinite().all() for squared in trainer.gradients.squared.values())
+    assert all(squared.isfinite().all() for squared in trainer.recorder.squared.values())
 
 
 def test_a_finished_run_can_be_resumed_and_keeps_its_numbers(whole_run, tmp_path):
@@ -487,7 +487,7 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
     assert not (tmp_path / "run").exists()
 
 
-def saved_by_autograd(trainer, ids, targets, lent=None):
+def saved_by_autograd(trainer, ids, targets, rows=None):
     """Bytes that a forward pass keeps, besides weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in trainer.model.parameters()}
     saved = {}
@@ -499,7 +499,7 @@ def saved_by_autograd(trainer, ids, targets, lent=None):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        trainer.objective(ids, targets, lent)
+        trainer.objective(ids, targets, rows)
     return sum(size for size, _ in saved.values())
 
 
@@ -521,8 +521,8 @@ def test_rows_that_are_gathered_into_values_count_as_activations(settings, tmp_p
         config = RunConfig.load(None, [*settings, f"model.memory_values={values}"])
         trainer = Trainer(config, tmp_path / values, print)
         ids, targets = (part[:2] for part in trainer.loader.next_batch())
-        trainer.tables.begin(trainer.tables.prepare([ids]))
-        real.append(saved_by_autograd(trainer, ids, targets, trainer.tables.lend(0)))
+        trainer.row_optimizer.begin(trainer.row_optimizer.prepare([ids]))
+        real.append(saved_by_autograd(trainer, ids, targets, trainer.row_optimizer.fetch(0)))
         counted.append(activation_bytes(config, trainer.inputs.manifest, len(ids)))
     assert counted[1] - counted[0] == pytest.approx(real[1] - real[0], rel=0.05)
     assert real[1] > real[0]

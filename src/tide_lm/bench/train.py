@@ -20,8 +20,8 @@ from tide_lm.spec import estimate, presets
 from tide_lm.spec.config import ModelConfig
 from tide_lm.train import optim
 from tide_lm.train.objective import Objective
+from tide_lm.train.row_optimizer import RowOptimizer, StepRows
 from tide_lm.train.speed import peak_flops
-from tide_lm.train.tables import RowLazyTables, StepRows
 
 WARM_UP = 20  # steps, which compile, fill the allocator and bring a GPU to the clock that it can keep up
 AGE = 1000  # steps that row-lazy tables have behind them when they are timed
@@ -117,9 +117,9 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
     config = RunConfig(train=TrainSection(dtype=dtype, compile=on_gpu))
     model = _quickly_made(TideForCausalLM, TideConfig(**shape.to_transformers()), device)
-    objective = Objective(model, config).train()
+    objective = Objective(model, config.train, config.optim.z_loss).train()
     memory = model.model.memory
-    tables = memory and RowLazyTables(memory, config.optim, getattr(torch, dtype))
+    tables = memory and RowOptimizer(memory, config.optim, getattr(torch, dtype))
     optimizer = optim.make_optimizer(model, config.optim)
 
     def prepare() -> tuple[torch.Tensor, torch.Tensor, StepRows | None]:
@@ -134,17 +134,17 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
     def step(clock: Clock) -> None:
         clock.mark("rows")
         inputs_BT, targets_BT, rows = ahead.pop()
-        lent = None
+        fetched = None
         if tables is not None and rows is not None:
             tables.begin(rows)
-            lent = tables.lend(0)
+            fetched = tables.fetch(0)
         clock.mark("forward")
-        loss = objective(inputs_BT, targets_BT, lent).objective
+        loss = objective(inputs_BT, targets_BT, fetched).objective
         clock.mark("backward")
         loss.backward()
-        if tables is not None and lent is not None:
-            tables.take_back(0, lent)
-            tables.collect()
+        if tables is not None and fetched is not None:
+            tables.accumulate(0, fetched)
+            tables.reduce()
         clock.mark("optimizer")
         norm = optim.gradient_norm(model, tables)
         ahead.append(prepare())
@@ -196,7 +196,7 @@ def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
     return model.train()
 
 
-def _age(tables: RowLazyTables, missed_V: torch.Tensor, rate: float) -> None:
+def _age(tables: RowOptimizer, missed_V: torch.Tensor, rate: float) -> None:
     """Puts tables where they would be after `AGE` steps: rows as far behind, moments that are not 0."""
     table = tables.table
     tables.set_rates(torch.full((AGE,), rate, dtype=torch.float64))

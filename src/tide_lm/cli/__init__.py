@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import typer
 
-from tide_lm.cli.output import let_first_speak
+from tide_lm.cli.output import defer_to_first
 
 COMMANDS = {  # with what their help begins with
     "presets": "The paper's models and tiny ones: what the paper states of them, and what is assumed.",
@@ -80,6 +80,6 @@ def main() -> None:
         named = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
         (commands([named]) if named in COMMANDS else listing())()
     except (ValueError, OSError) as error:
-        let_first_speak()
+        defer_to_first()
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)

@@ -36,9 +36,9 @@ def print_table(
     console.print(table)
 
 
-def let_first_speak() -> None:
+def defer_to_first() -> None:
     """Wait before an error that all processes of torchrun may have met."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from tide_lm.run import process_group
 
-        process_group.let_first_speak()
+        process_group.defer_to_first()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, let_first_speak, print_json, print_table
+from tide_lm.cli.output import AsJson, defer_to_first, print_json, print_table
 from tide_lm.cli.progress import training_progress
 from tide_lm.run.directory import RunDirectory, exported
 from tide_lm.run.settings import RunConfig, flat
@@ -45,7 +45,7 @@ def command(
             raise ValueError(f"there is no run in {run} to resume: name it with --run")
         chosen = RunConfig.load(config, settings or (), before)
     except ValueError as error:
-        let_first_speak()
+        defer_to_first()
         raise typer.BadParameter(str(error)) from None
     from tide_lm.run import process_group
 

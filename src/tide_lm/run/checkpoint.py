@@ -31,12 +31,12 @@ class DamagedError(ValueError):
 def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
     """Writes `checkpoints/<step>/`, whole or not at all; all ranks take part, each with its own file."""
     final = at(checkpoints, step)
-    with process_group.first_opens(lambda: files.write_folder(final)) as folder:
+    with process_group.open_on_first(lambda: files.write_folder(final)) as folder:
         with _plain_errors(final):
-            writer = HuggingFaceStorageWriter(str(folder), save_distributed=process_group.together())
-            dcp.save(tensors, storage_writer=writer, no_dist=not process_group.together())
-        own = f"shard-{process_group.rank() + 1:05d}-*" if process_group.together() else "*"
-        described = process_group.gather({path.name: _describe(path) for path in folder.glob(own)})
+            writer = HuggingFaceStorageWriter(str(folder), save_distributed=process_group.is_distributed())
+            dcp.save(tensors, storage_writer=writer, no_dist=not process_group.is_distributed())
+        own = f"shard-{process_group.rank() + 1:05d}-*" if process_group.is_distributed() else "*"
+        described = process_group.all_gather({path.name: _describe(path) for path in folder.glob(own)})
         if process_group.is_first():
             (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             written = {name: file for some in described for name, file in some.items()}
@@ -56,7 +56,7 @@ def fill(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Fills tensors in place from a folder of safetensors files; all ranks take part."""
     with _plain_errors(folder):
         reader = HuggingFaceStorageReader(str(folder))
-        dcp.load(tensors, storage_reader=reader, no_dist=not process_group.together())
+        dcp.load(tensors, storage_reader=reader, no_dist=not process_group.is_distributed())
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
 
     Damaged ones are named through `tell` and passed over; if all are, that is an error.
     """
-    found = process_group.from_first(lambda: sorted(_finished(checkpoints), reverse=True))
+    found = process_group.run_on_first(lambda: sorted(_finished(checkpoints), reverse=True))
     for path in found:
         fault = find_fault(path)
         if fault is None:
@@ -101,7 +101,7 @@ def remove_after(checkpoints: Path, step: int) -> None:
 
 def find_fault(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None; all ranks take part, each with its share of the files."""
-    faults = process_group.gather(_find_fault(checkpoint))
+    faults = process_group.all_gather(_find_fault(checkpoint))
     return next((fault for fault in faults if fault is not None), None)
 
 
@@ -110,7 +110,7 @@ def _find_fault(checkpoint: Path) -> str | None:
         listed = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         if STATE not in listed:
             return f"{MANIFEST} does not name {STATE}"
-        for name, expected in list(listed.items())[process_group.rank() :: process_group.count()]:
+        for name, expected in list(listed.items())[process_group.rank() :: process_group.world_size()]:
             path = checkpoint / name
             if not path.exists():
                 return f"{name} is missing"

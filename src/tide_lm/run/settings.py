@@ -124,7 +124,7 @@ class TrainSection:
     tensorboard: bool = True
     wandb: bool = False
 
-    def windows_at_once(self, ranks: int = 1) -> int:
+    def micro_batch_size(self, ranks: int = 1) -> int:
         return self.micro_batch or self.batch // ranks
 
 
@@ -204,7 +204,7 @@ class RunConfig:
             )
         if self.train.seed >= 2**63:
             raise ValueError(f"train.seed is {self.train.seed}: it must be below 2^63")
-        if self.train.batch % self.train.windows_at_once():
+        if self.train.batch % self.train.micro_batch_size():
             raise ValueError(
                 f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}: "
                 "the second must divide the first"
@@ -238,10 +238,10 @@ class RunConfig:
             f"row-lazy AdamW{moments}"
         )
 
-    def check_ranks(self, ranks: int) -> None:
+    def check_processes(self, ranks: int) -> None:
         """Check that so many processes can share a step."""
         share, rest = divmod(self.train.batch, ranks)
-        if rest or share % self.train.windows_at_once(ranks):
+        if rest or share % self.train.micro_batch_size(ranks):
             raise ValueError(
                 f"train.batch is {self.train.batch} and train.micro_batch is {self.train.micro_batch}, for "
                 f"{ranks} processes: the batch must be a multiple of {ranks * (self.train.micro_batch or 1)}"

@@ -1,4 +1,4 @@
-"""What a run would take and read, without building its model or writing a file."""
+"""What a run would cost and read, without building its model or writing a file."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,16 +12,17 @@ from tide_lm.data.shards import Manifest
 from tide_lm.model import Memory, TideForCausalLM
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
+from tide_lm.train.build import build_config, freeze
 from tide_lm.train.inputs import Inputs, open_inputs
-from tide_lm.train.objective import Objective, choose_parts, model_config
+from tide_lm.train.objective import Objective
 
 FIRST_CHARACTERS = 300
 
 
 def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
-    """The resolved settings, parameters, bytes of each process, FLOPs and the first batch of all together."""
+    """Return resolved settings, parameters, bytes per process, FLOPs and the first global batch."""
     if processes > 1:
-        config.check_ranks(processes)
+        config.check_processes(processes)
     inputs = open_inputs(config.data, config.model)
     shape = config.model.shape()
     parameters = estimate.count_parameters(shape)
@@ -43,13 +44,13 @@ def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
 def _bytes(
     config: RunConfig, manifest: Manifest, parameters: estimate.Parameters, processes: int
 ) -> dict[str, int]:
-    """Count the bytes of float32 parameters, of which each process has its share.
+    """Return the bytes that each process holds; parameters are in float32.
 
-    The backward of a first micro-batch turns activations into gradients. No gradient of the tables is held;
-    that of a batch's rows counts with the activations.
+    The backward pass of the first micro-batch frees activations as it makes gradients. The tables have no
+    gradient; that of a batch's rows counts with the activations.
     """
     moment = getattr(torch, config.optim.table_moments).itemsize
-    weights = list(_of_shapes(config, manifest).parameters())
+    weights = list(_model_on_meta(config, manifest).parameters())
     learning = sum(weight.numel() for weight in weights if weight.requires_grad)
     resident = learning - parameters.tables
     wholes = {
@@ -58,29 +59,29 @@ def _bytes(
         "moments": 8 * resident + 2 * moment * parameters.tables,
     }
     shares = {name: -(-size // processes) for name, size in wholes.items()}
-    at_once = config.train.windows_at_once(processes)
-    activations = activation_bytes(config, manifest, at_once)
-    alone = config.train.batch == processes * at_once and not config.train.activation_checkpointing
+    micro_batch = config.train.micro_batch_size(processes)
+    activations = activation_bytes(config, manifest, micro_batch)
+    alone = config.train.batch == processes * micro_batch and not config.train.activation_checkpointing
     held, gradients = shares["weights"] + shares["moments"], shares["gradients"]
     most = held + (max(gradients, activations) if alone else gradients + activations)
     return {**shares, "activations": activations, "most": most}
 
 
-def _of_shapes(config: RunConfig, manifest: Manifest) -> TideForCausalLM:
-    """The run's model, of tensors without memory."""
+def _model_on_meta(config: RunConfig, manifest: Manifest) -> TideForCausalLM:
+    """Make the run's model from tensors that have a shape and no memory."""
     with torch.device("meta"):
-        model = TideForCausalLM(model_config(config, manifest))
-    choose_parts(model, config.train)
+        model = TideForCausalLM(build_config(config.model, config.data.sequence, manifest))
+    freeze(model, config.train.parts)
     return model
 
 
 def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int:
-    """What a forward pass of so many windows keeps for the backward, without a compiler's savings.
+    """Return the bytes that a forward pass of so many windows saves for the backward, if not compiled.
 
-    The pass is run on tensors that have a shape and no memory, and what autograd saves is counted.
+    The pass runs on tensors that have a shape and no memory, and counts what autograd saves.
     """
-    eager = replace(config, train=replace(config.train, compile=False))
-    objective = Objective(_of_shapes(config, manifest), eager).train()
+    eager = replace(config.train, compile=False)
+    objective = Objective(_model_on_meta(config, manifest), eager, config.optim.z_loss).train()
     sizes: dict[Any, int] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):  # the parameters on meta
         objective.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""What a run reads, checked against its settings before a model is built."""
+"""The data of a run, checked against its settings before a model is built."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.loader import count_windows
 from tide_lm.data.shards import Manifest, TokenSplit
+from tide_lm.run import process_group
 from tide_lm.run.settings import DataSection, ModelSection
 
 
@@ -26,13 +27,13 @@ class Inputs:
 
 
 def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
-    """The prepared data of a run; an error names what does not fit, and the cure."""
+    """Open prepared data; an error names what does not fit, and the cure."""
     folder = Path(settings.path)
     train, validation = TokenSplit(folder, "train"), TokenSplit(folder, "validation")
     _check_vocabulary(train.manifest, folder, model)
     _check_tokenizer(folder / "tokenizer" / "tokenizer.json", train.manifest)
     if not len(validation):
-        raise ValueError(f"{folder} holds no text out for validation: prepare it with a larger --validation")
+        raise ValueError(f"{folder} has no validation split: prepare the data with a larger --validation")
     count_windows(validation, settings.sequence)
     if model.start:
         _check_same_tokenizer(Path(model.start), folder, train.manifest)
@@ -40,25 +41,37 @@ def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     return Inputs(train, validation, tokenizer, FrequencyBins.from_prepared(folder))
 
 
+def verify(inputs: Inputs) -> None:
+    """Compare the data's checksums; each rank reads its share, and all raise the first error."""
+    fault = None
+    try:
+        for split in (inputs.train, inputs.validation):
+            split.verify(process_group.rank(), process_group.world_size())
+    except ValueError as error:
+        fault = str(error)
+    if faults := [fault for fault in process_group.all_gather(fault) if fault is not None]:
+        raise ValueError(faults[0])
+
+
 def _check_vocabulary(manifest: Manifest, folder: Path, model: ModelSection) -> None:
     vocabulary = model.shape().vocab_size
     if manifest.vocab_size > vocabulary:
         raise ValueError(
-            f"{folder} was tokenised with {manifest.vocab_size:,} ids, and the model has "
+            f"{folder} was tokenised with {manifest.vocab_size:,} ids, and {model.name} has only "
             f"{vocabulary:,}: "
             + ("" if model.start else f"set model.vocab_size={manifest.vocab_size}, ")
-            + f"choose another model than {model.name}, or prepare the data with a smaller tokenizer"
+            + "choose a model with more, or prepare the data with a smaller tokenizer"
         )
 
 
 def _check_same_tokenizer(start: Path, folder: Path, manifest: Manifest) -> None:
-    """Check that a model goes on with the tokens that it knows, if its folder has a tokenizer."""
+    """Check that the data have the tokenizer of the model to start from, if its folder holds one."""
     if not (start / "tokenizer.json").is_file():
         return
     if tokenizers.fingerprint(tokenizers.load(str(start.absolute()))) != manifest.tokenizer_sha256:
         raise ValueError(
-            f"{folder} was prepared with another tokenizer than that of {start}: prepare the text again, "
-            f"with --tokenizer {start}"
+            f"{folder} was not prepared with the tokenizer of {start}: prepare the text again with "
+            f"--tokenizer {start}"
         )
 
 

@@ -9,11 +9,11 @@ from torch.distributed.tensor import DTensor
 
 from tide_lm.run import process_group
 from tide_lm.run.settings import OptimSection
-from tide_lm.train.tables import RowLazyTables, StepRows
+from tide_lm.train.row_optimizer import RowOptimizer, StepRows
 
 
 def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.AdamW:
-    """AdamW in groups: tables and gains with their own learning rate, tables with their own decay."""
+    """Make AdamW in groups: tables and gains have their own learning rate, tables their own decay."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     others: dict[str, Any] = {"params": [], "weight_decay": settings.weight_decay, "lr_multiple": 1.0}
     gains = {**others, "params": [], "lr_multiple": settings.gain_lr_multiple}
@@ -36,7 +36,7 @@ def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.Adam
 
 
 def learning_rate(step: int, steps: int, settings: OptimSection) -> float:
-    """Linear warm-up from `warmup_lr` to `max_lr`, then a cosine down to `min_lr` at the last step."""
+    """Return a step's rate: linear warm-up to `max_lr`, then a cosine down to `min_lr` at the last step."""
     warmup = settings.warmup_steps
     if step < warmup:
         return settings.warmup_lr + (settings.max_lr - settings.warmup_lr) * step / warmup
@@ -49,43 +49,60 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["lr_multiple"]
 
 
-def gradient_norm(model: nn.Module, tables: RowLazyTables | None) -> torch.Tensor:
-    """The norm of all gradients together, of the model and of the rows, over all ranks."""
+def gradient_norm(model: nn.Module, rows: RowOptimizer | None) -> torch.Tensor:
+    """Return the norm of all gradients together, of the model and of the rows, over all ranks."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     # A CPU adds squares one by one, and loses digits in float32.
     wide = torch.float64 if gradients[0].device.type == "cpu" else torch.float32
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, wide)))
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    if tables is not None:
-        rows = torch.linalg.vector_norm(tables.gradient_RKD, dtype=wide)
-        norm = (norm.square() + process_group.add_up(rows.square())).sqrt()
+    if rows is not None:
+        of_rows = torch.linalg.vector_norm(rows.gradient_RKD, dtype=wide)
+        norm = (norm.square() + process_group.all_sum(of_rows.square())).sqrt()
     return norm.float()
 
 
 def step(
     optimizer: torch.optim.Optimizer,
-    tables: RowLazyTables | None,
+    rows: RowOptimizer | None,
     rate: float,
     settings: OptimSection,
     norm: torch.Tensor,
     ahead: StepRows | None = None,
 ) -> None:
-    """One step with all gradients, whose norm together is `norm`, scaled down to the clip norm.
+    """Take one step with all gradients, scaled down to the clip norm; `norm` is their norm together.
 
-    Rows `ahead`, of the step after it, are brought up to date beside the transformer's own.
+    On a GPU, the rows `ahead`, which the next step needs, are brought up to date meanwhile.
     """
     limit = settings.clip_norm or math.inf
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
     set_learning_rate(optimizer, rate)
     if optimizer.defaults["fused"]:
-        # Its kernel divides by this as it reads, as for a GradScaler: no pass of its own.
+        # The kernel divides by this as it reads, as for a GradScaler: no pass of its own.
         optimizer.grad_scale = scale.reciprocal()  # type: ignore[attr-defined]
     else:
         gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
         torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
-    if tables is not None:
-        tables.step(rate * settings.table_lr_multiple, scale)
+    if rows is not None:
+        rows.step(rate * settings.table_lr_multiple, scale)
         if ahead is not None:
-            tables.begin_beside(ahead)
+            rows.catch_up_ahead(ahead)
     optimizer.step()
+
+
+def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return parameters and moments by the names of a checkpoint; make moments that do not exist yet."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        state = optimizer.state[parameter]
+        if not state:
+            # A fused optimiser counts steps on the device, others on the host.
+            device = parameter.device if optimizer.defaults["fused"] else "cpu"
+            state["step"] = torch.zeros((), device=device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
+    return tensors

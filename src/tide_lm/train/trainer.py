@@ -1,4 +1,4 @@
-"""One training run, from its settings to a Hugging Face folder, resumable to the bit."""
+"""The training loop of one run, resumable to the bit."""
 
 import json
 import math
@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from transformers import GenerationConfig
 
 from tide_lm.data.loader import Batch, Loader, validation_windows
 from tide_lm.evaluate.loss import held_out_loss
-from tide_lm.interop import upcycle
-from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.model import TideForCausalLM
 from tide_lm.ops.transfer import upload
 from tide_lm.run import checkpoint, files, process_group
 from tide_lm.run.directory import RunDirectory, write_result
@@ -26,109 +23,73 @@ from tide_lm.run.model_card import model_card
 from tide_lm.run.settings import RunConfig, differences, is_fixed
 from tide_lm.spec.estimate import count_parameters, train_flops
 from tide_lm.train import optim, parallel
-from tide_lm.train.gradients import GradientRecorder
-from tide_lm.train.inputs import open_inputs
+from tide_lm.train.build import MakeModel, build_objective, build_row_optimizer
+from tide_lm.train.export import export
+from tide_lm.train.gradient_recorder import GradientRecorder
+from tide_lm.train.inputs import open_inputs, verify
 from tide_lm.train.monitor import Monitor
-from tide_lm.train.objective import Objective, choose_parts, model_config
+from tide_lm.train.row_optimizer import StepRows, gains_are_zero
 from tide_lm.train.speed import Speedometer, progress_line
-from tide_lm.train.tables import RowLazyTables, StepRows, let_wait
 
 NON_FINITE_LIMIT = 3
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Trainer:
-    """Owns the model, the optimiser and the position in the data.
+class StepBatch(NamedTuple):
+    """One step's micro-batches on the device, and their rows of the tables if the model has any."""
 
-    `tell` takes lines for a person, and `advance` the number of steps done. In one process, `build` may make
-    another model than TIDE of a shape, and without `row_lazy` the optimiser moves the tables as a whole. On
-    several ranks each has a trainer, and all do the same in the same order; the first alone writes what is
-    not a rank's own.
+    micro_batches: list[Batch]
+    rows: StepRows | None
+
+
+class Trainer:
+    """Owns the model, the optimisers and the position in the data.
+
+    `log` takes messages for a person, and `progress` the number of steps done. In one process, `make_model`
+    may make another model than TIDE, and without `row_lazy` AdamW trains the tables as a whole.
+    With several processes each has a trainer, and all do the same in the same order; only the first writes
+    what all share.
     """
 
     def __init__(
         self,
         config: RunConfig,
         run: Path,
-        tell: Callable[[str], None],
-        advance: Callable[[int], None] = lambda step: None,
+        log: Callable[[str], None],
+        progress: Callable[[int], None] = lambda step: None,
         resume: bool = False,
         allow_changes: bool = False,
-        build: Callable[[TideConfig], TideForCausalLM] = TideForCausalLM,
+        make_model: MakeModel = TideForCausalLM,
         row_lazy: bool = True,
     ) -> None:
-        self.config, self.run, self.tell, self.advance = config, RunDirectory(run), tell, advance
+        self.config, self.run, self.log, self.progress = config, RunDirectory(run), log, progress
         self.resume, self.allow_changes = resume, allow_changes
         self.device = process_group.device()
-        process_group.from_first(self._check)
-        if not process_group.is_first():
-            self.inputs = open_inputs(config.data, config.model)
+        rank, world_size = process_group.rank(), process_group.world_size()
+        process_group.run_on_first(self._check_run)
+        if process_group.is_distributed():
+            config.check_processes(world_size)
+        self.monitor = Monitor(run, config.train.tensorboard, config.train.wandb)
+        self.inputs = open_inputs(config.data, config.model)
         if config.data.verify:
-            self._verify()
+            verify(self.inputs)
         self.loader = Loader(
-            self.inputs.train,
-            config.data.sequence,
-            config.train.batch,
-            config.train.seed,
-            process_group.rank(),
-            process_group.count(),
+            self.inputs.train, config.data.sequence, config.train.batch, config.train.seed, rank, world_size
         )
-        torch.manual_seed(config.train.seed)
-        shape = model_config(config, self.inputs.manifest)
-        begun = process_group.from_first(lambda: bool(checkpoint.steps(self.run.checkpoints)))
+        begun = process_group.run_on_first(lambda: bool(checkpoint.steps(self.run.checkpoints)))
         start = Path(config.model.start) if config.model.start and not begun else None
-        if start is not None:
-            upcycle.check_weights(start)
-        if process_group.together():
-            self.model = parallel.without_weights(shape)
-        elif start is not None:
-            self.model = TideForCausalLM.from_pretrained(
-                start, config=shape, dtype=torch.float32, use_safetensors=True
-            )
-        else:
-            self.model = build(shape)
-        choose_parts(self.model, config.train)
-        self.objective = Objective(self.model, config).train()
-        if process_group.together():
-            parallel.shard(self.objective, self.device, start)
-        else:
-            self.model.to(self.device)
-        self.tables = self._row_lazy_tables() if row_lazy else None
+        self.objective = build_objective(config, self.inputs.manifest, start, make_model)
+        self.model = self.objective.model
+        self.row_optimizer = build_row_optimizer(self.objective, config.optim) if row_lazy else None
         self.optimizer = optim.make_optimizer(self.model, config.optim)
-        self.gradients = GradientRecorder(self.model) if config.train.record_gradients else None
+        self.recorder = GradientRecorder(self.model) if config.train.record_gradients else None
         flops = train_flops(config.model.shape(), config.data.sequence)
-        self.speed = Speedometer(self.device, flops / process_group.count())
-        self._ahead: tuple[list[Batch], StepRows | None] | None = None
+        self.speed = Speedometer(self.device, flops / world_size)
+        self._ahead: StepBatch | None = None
         self.step = 0
         self.non_finite = 0
-        self.stopped_by = 0  # a signal, which all ranks know of
-        self._signal = 0  # a signal, which this rank knows of
-
-    def _row_lazy_tables(self) -> RowLazyTables | None:
-        memory = self.model.model.tables
-        if memory is None:
-            return None
-        dtype = torch.bfloat16 if self.objective.in_bfloat16 else memory.weight.dtype
-        return RowLazyTables(memory, self.config.optim, dtype, self.model.config.memory_gain_init == 0)
-
-    def _check(self) -> None:
-        """All that can be wrong with a run before a model is built."""
-        self._check_run()
-        if process_group.together():
-            self.config.check_ranks(process_group.count())
-        self.monitor = Monitor(self.run.path, self.config.train.tensorboard, self.config.train.wandb)
-        self.inputs = open_inputs(self.config.data, self.config.model)
-
-    def _verify(self) -> None:
-        """Compares checksums of the data, each rank those of its share."""
-        fault = None
-        try:
-            self.inputs.train.verify(process_group.rank(), process_group.count())
-            self.inputs.validation.verify(process_group.rank(), process_group.count())
-        except ValueError as error:
-            fault = str(error)
-        if faults := [fault for fault in process_group.gather(fault) if fault is not None]:
-            raise ValueError(faults[0])
+        self.stopped_by = 0  # the signal that all ranks know of
+        self._signal = 0  # the signal that this rank knows of
 
     def _check_run(self) -> None:
         """Check that the folder is free, or holds a run with these settings that is to be resumed."""
@@ -139,7 +100,7 @@ class Trainer:
             self._refuse_changes(before)
 
     def _refuse_changes(self, before: dict[str, Any]) -> None:
-        """Refuse changed settings, but of places: shards are verified by their checksums."""
+        """Refuse changed settings; folders may have moved, since checksums identify the data."""
         changed = differences(RunConfig.from_saved(before), self.config)
         changed = [line for line in changed if not line.startswith(("data.path:", "model.start:"))]
         fixed = [line for line in changed if is_fixed(line)]
@@ -153,10 +114,13 @@ class Trainer:
             )
 
     def train(self) -> dict[str, Any]:
-        """Runs to the last step, or to a signal; returns the last validation, empty if there was none."""
-        with process_group.first_opens(self.run.locked):
-            process_group.from_first(self._check_run)
-            self._begin()
+        """Train to the last step, or to a signal; return the last validation, empty if there was none."""
+        with process_group.open_on_first(self.run.locked):
+            process_group.run_on_first(self._check_run)
+            found = checkpoint.newest(self.run.checkpoints, self.log)
+            if found is not None:
+                self._restore(found)
+            process_group.run_on_first(self._open_run)
             previous = {number: signal.signal(number, self._stop) for number in SIGNALS}
             try:
                 return self._loop()
@@ -166,56 +130,54 @@ class Trainer:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
 
-    def _begin(self) -> None:
-        found = checkpoint.newest(self.run.checkpoints, self.tell)
-        if found is not None:
-            self._restore(found)
-        process_group.from_first(self._open_run)
-
     def _open_run(self) -> None:
-        """Brings the run's folder to the step at which it stands, and says what is done."""
-        settings = self.config.train
-        if self.step > settings.steps:
+        """Bring the run's folder to the step at which the run stands, and log what is trained."""
+        steps = self.config.train.steps
+        if self.step > steps:
             raise ValueError(
-                f"{self.run.path} stands at step {self.step:,}, and train.steps is {settings.steps:,}: "
-                "set at least as many"
+                f"{self.run.path} stands at step {self.step:,}, and train.steps is {steps:,}: "
+                f"set it to {self.step:,} or more"
             )
         self.monitor.open()
         checkpoint.remove_after(self.run.checkpoints, self.step)
         self.run.cut_metrics(self.step)
-        logged = self.step - self.step % settings.log_every
+        logged = self.step - self.step % self.config.train.log_every
         if self.run.last_metrics().get("step", 0) < logged:
-            self.tell(f"{self.run.metrics} lacks what was recorded up to step {logged:,}")
-        self._keep_start()
+            self.log(f"{self.run.metrics} lacks what was recorded up to step {logged:,}")
+        if start := self.config.model.start:
+            self._keep_start(Path(start))
         files.write_atomically(self.run.config, json.dumps(self.config.to_dict(), indent=2) + "\n")
-        tokens = settings.batch * self.config.data.sequence
-        self.tell(
-            f"{self.config.model.name}: {count_parameters(self.config.model.shape()).total:,} parameters, "
-            f"{settings.steps:,} steps of {tokens:,} tokens, {settings.dtype} on "
-            f"{f'{process_group.count()} x ' if process_group.together() else ''}{self.device.type}"
-        )
-        if settings.dtype == "bfloat16" and self.device.type == "cpu":
-            self.tell("bfloat16 is very slow on many CPUs: train.dtype=float32 may be faster")
-        used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
-        if used < 0.9 * has and not self.config.model.start:
-            self.tell(
-                f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} saves the rest"
-            )
-        if self.config.model.start and not Path(self.config.model.start, "tokenizer.json").is_file():
-            self.tell(f"{self.config.model.start} has no tokenizer: that of the data is taken for its own")
-        if self.model.model.memory is not None:
-            self.tell(f"tables: {self.config.table_policy}")
-        if settings.parts != "all":
-            self.tell(f"trained: the memory; all else stays as it is in {self.config.model.start}")
+        self._describe()
 
-    def _keep_start(self) -> None:
-        """Keep what is needed of the start's folder, once its weights are in a checkpoint."""
-        start, kept = Path(self.config.model.start), self.run.start_of(self.config.model.start)
-        if self.config.model.start and not kept.exists():
+    def _keep_start(self, start: Path) -> None:
+        """Keep the configuration of the model to start from; its weights will be in a checkpoint."""
+        kept = self.run.start_of(str(start))
+        if not kept.exists():
             with files.write_folder(kept) as folder:
                 for name in ("config.json", "generation_config.json"):
                     if (start / name).is_file():
                         shutil.copyfile(start / name, folder / name)
+
+    def _describe(self) -> None:
+        """Log what is trained on what, and what might not be meant."""
+        settings, model, start = self.config.train, self.config.model, self.config.model.start
+        processes = f"{process_group.world_size()} x " if process_group.is_distributed() else ""
+        self.log(
+            f"{model.name}: {count_parameters(model.shape()).total:,} parameters, "
+            f"{settings.steps:,} steps of {self.loader.batch * self.loader.sequence:,} tokens, "
+            f"{settings.dtype} on {processes}{self.device.type}"
+        )
+        if settings.dtype == "bfloat16" and self.device.type == "cpu":
+            self.log("bfloat16 is very slow on many CPUs: train.dtype=float32 may be faster")
+        used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
+        if used < 0.9 * has and not start:
+            self.log(f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} is enough")
+        if start and not Path(start, "tokenizer.json").is_file():
+            self.log(f"{start} has no tokenizer: the tokenizer of the data is assumed to be the model's")
+        if self.model.model.memory is not None:
+            self.log(f"tables: {self.config.table_policy}")
+        if settings.parts != "all":
+            self.log(f"only the memory is trained: all other weights of {start} stay as they are")
 
     def _loop(self) -> dict[str, Any]:
         settings = self.config.train
@@ -223,236 +185,215 @@ class Trainer:
         while self.step < settings.steps:
             record = self._train_step()
             self.step += 1
-            self.advance(self.step)
+            self.progress(self.step)
             last, stopping = self.step == settings.steps, self.stopped_by > 0
-            if last or _due(self.step, settings.validate_every):
+            if last or _is_due(self.step, settings.validate_every):
                 record |= {"validation": self._validate(), "sample": self.sample()}
                 validation = {"step": self.step, **record["validation"]}
-            if "validation" in record or _due(self.step, settings.log_every):
-                process_group.from_first(partial(self._log, record))
-            saving = _due(self.step, settings.checkpoint_every) or _due(self.step, settings.keep_every)
+            if "validation" in record or _is_due(self.step, settings.log_every):
+                process_group.run_on_first(partial(self._log, record))
+            saving = _is_due(self.step, settings.checkpoint_every) or _is_due(self.step, settings.keep_every)
             if last or stopping or saving:
                 self._save()
             if stopping and not last:
-                self.tell(f"stopped by a signal at step {self.step:,}: resume to go on")
+                self.log(f"stopped by a signal at step {self.step:,}: add --resume to continue")
                 return validation
-        if validation.get("step") != self.step:  # fewer steps were set, and they were done
+        if validation.get("step") != self.step:  # train.steps was lowered to a step that is done
             validation = {"step": self.step, **self._validate()}
-        process_group.from_first(lambda: self._write_results(validation))
-        self._export(validation)
+        process_group.run_on_first(lambda: self._write_results(validation))
+        tokens = self.loader.windows * self.loader.sequence
+        card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
+        export(self.model, self.inputs.tokenizer, card, self.run.export, self.config.model.start)
+        self.log(f"exported to {self.run.export}")
         return validation
 
     def _write_results(self, validation: dict[str, Any]) -> None:
-        if self.gradients is not None:
-            self.gradients.write(self.run.path, self.config.train.seed)
+        if self.recorder is not None:
+            self.recorder.write(self.run.path, self.config.train.seed)
         write_result(self.run.path, "validation", validation, self.config.train.seed)
 
     def _last_validation(self) -> dict[str, Any]:
-        last = process_group.from_first(self.run.last_metrics)
+        last = process_group.run_on_first(self.run.last_metrics)
         return {"step": last["step"], **last["validation"]} if "validation" in last else {}
 
     def _train_step(self) -> dict[str, Any]:
-        """One optimiser step over a global batch, in micro-batches."""
+        """Take one optimiser step over a global batch, and return its record."""
         started = time.monotonic()
-        settings = self.config
-        micro_batches, rows = self._ahead or self._prepare()
+        batch = self._ahead or self._prepare()
         self.loader.advance()
-        pieces = len(micro_batches)
-        total = torch.zeros((), device=self.device)
-        if self.tables is not None and rows is not None:
-            self.tables.begin(rows)
-        for number, (ids, wanted) in enumerate(micro_batches):
-            lent = None if self.tables is None else self.tables.lend(number)
-            objective, per_token = self.objective(ids, wanted, lent)
-            (objective / pieces).backward()
-            if self.tables is not None and lent is not None:
-                self.tables.take_back(number, lent)
-            total += per_token.mean() / (pieces * process_group.count())
-        if self.tables is not None:
-            self.tables.collect()
-        norm = optim.gradient_norm(self.model, self.tables)
-        process_group.add_up(total)
-        self.stopped_by = process_group.largest(self._signal)
-        rate = optim.learning_rate(self.step, settings.train.steps, settings.optim)
-        self._ahead = self._prepare()  # while the device is at work, and before it is waited for
-        loss, size = total.item(), norm.item()
-        if self._is_finite(loss, size):
-            if self.gradients is not None:  # which takes gradients as they are, before clipping
-                self.gradients.collect(self.tables)
-            if self.tables is None and self.model.config.memory_gain_init == 0:
-                let_wait(self.model.model.tables)
-            optim.step(self.optimizer, self.tables, rate, settings.optim, norm, ahead=self._ahead[1])
-        elif self.gradients is not None:
-            self.gradients.forget()
+        mean_loss = self._accumulate_gradients(batch)
+        gradient_norm = optim.gradient_norm(self.model, self.row_optimizer)
+        process_group.all_sum(mean_loss)
+        self.stopped_by = process_group.all_max(self._signal)
+        rate = optim.learning_rate(self.step, self.config.train.steps, self.config.optim)
+        self._ahead = self._prepare()  # while the GPU works, and before the host waits for it
+        loss, norm = mean_loss.item(), gradient_norm.item()
+        if self._is_finite(loss, norm):
+            self._step_optimizers(rate, gradient_norm)
+        elif self.recorder is not None:
+            self.recorder.forget()
         self.optimizer.zero_grad()
-        self.speed.add(settings.train.batch * settings.data.sequence, time.monotonic() - started)
+        self.speed.add(self.loader.batch * self.loader.sequence, time.monotonic() - started)
         return {
             "step": self.step + 1,
-            "tokens": self.loader.windows * settings.data.sequence,
+            "tokens": self.loader.windows * self.loader.sequence,
             "loss": loss if math.isfinite(loss) else None,
-            "gradient_norm": size if math.isfinite(size) else None,
+            "gradient_norm": norm if math.isfinite(norm) else None,
             "learning_rate": rate,
         }
 
-    def _prepare(self) -> tuple[list[Batch], StepRows | None]:
-        """The next step's micro-batches and their rows, on their way to the device."""
-        at_once = self.config.train.windows_at_once(process_group.count())
-        inputs, targets = (part.split(at_once) for part in self.loader.peek())
-        rows = None if self.tables is None else self.tables.prepare(inputs)
-        batches = zip(inputs, targets, strict=True)
-        return [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in batches], rows
+    def _prepare(self) -> StepBatch:
+        """Start to copy the next step's micro-batches and their rows to the device."""
+        size = self.config.train.micro_batch_size(process_group.world_size())
+        inputs, targets = (part.split(size) for part in self.loader.peek())
+        rows = None if self.row_optimizer is None else self.row_optimizer.prepare(inputs)
+        pairs = zip(inputs, targets, strict=True)
+        return StepBatch(
+            [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in pairs], rows
+        )
+
+    def _accumulate_gradients(self, batch: StepBatch) -> torch.Tensor:
+        """Run all micro-batches forward and backward; return this rank's part of the mean loss."""
+        pieces, rows = len(batch.micro_batches), self.row_optimizer
+        mean_loss = torch.zeros((), device=self.device)
+        if rows is not None and batch.rows is not None:
+            rows.begin(batch.rows)
+        for number, (inputs, targets) in enumerate(batch.micro_batches):
+            fetched = None if rows is None else rows.fetch(number)
+            objective, per_token = self.objective(inputs, targets, fetched)
+            (objective / pieces).backward()
+            if rows is not None and fetched is not None:
+                rows.accumulate(number, fetched)
+            mean_loss += per_token.mean() / (pieces * process_group.world_size())
+        if rows is not None:
+            rows.reduce()
+        return mean_loss
+
+    def _step_optimizers(self, rate: float, gradient_norm: torch.Tensor) -> None:
+        if self.recorder is not None:  # before gradients are clipped
+            self.recorder.collect(self.row_optimizer)
+        dense = self.model.model.tables if self.row_optimizer is None else None
+        if dense and self.model.config.memory_gain_init == 0 and gains_are_zero(dense):
+            dense.weight.grad = None  # or a table that learns nothing yet would decay
+        ahead = None if self._ahead is None else self._ahead.rows
+        optim.step(self.optimizer, self.row_optimizer, rate, self.config.optim, gradient_norm, ahead)
 
     def _is_finite(self, loss: float, norm: float) -> bool:
-        """Tell whether the step counts; it is left out if not, and several in a row end the run."""
+        """Tell whether the step counts; others are left out, and several of them in a row end the run."""
         if math.isfinite(loss) and math.isfinite(norm):
             self.non_finite = 0
             return True
         self.non_finite += 1
         batch = f"windows {self.loader.windows - self.loader.batch} to {self.loader.windows - 1} of the order"
-        told = f"step {self.step + 1:,} is not finite (loss {loss}, gradient norm {norm}; {batch})"
+        message = f"step {self.step + 1:,} is not finite (loss {loss}, gradient norm {norm}; {batch})"
         if self.non_finite == NON_FINITE_LIMIT:
             damaged = self.config.model.start and self.step < NON_FINITE_LIMIT
             cure = f"{self.config.model.start} may be damaged" if damaged else "lower optim.max_lr"
-            raise ValueError(f"{told}, {NON_FINITE_LIMIT} times in a row: {cure}")
-        self.tell(f"{told}: left out")
+            raise ValueError(f"{message}, {NON_FINITE_LIMIT} times in a row: {cure}")
+        self.log(f"{message}: left out")
         return False
 
     def _log(self, record: dict[str, Any]) -> None:
         record["timing"] = self.speed.take(self.config.train.steps - self.step)
         self.run.add_metrics(record)
         self.monitor.add(record)
-        self.tell(progress_line(record, self.config.train.steps))
+        self.log(progress_line(record, self.config.train.steps))
         if "sample" in record:
-            self.tell(f"it writes: {record['sample']!r}")
+            self.log(f"sample: {record['sample']!r}")
 
     def _validate(self) -> dict[str, Any]:
-        settings = self.config
+        rank, world_size = process_group.rank(), process_group.world_size()
         windows = validation_windows(
             self.inputs.validation,
-            settings.data.sequence,
-            settings.train.validation_sequences,
-            settings.train.windows_at_once(process_group.count()),
-            process_group.rank(),
-            process_group.count(),
+            self.loader.sequence,
+            self.config.train.validation_sequences,
+            self.config.train.micro_batch_size(world_size),
+            rank,
+            world_size,
         )
 
         def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             own = targets.numel()
-            if not own:  # a rank that has no window left takes part all the same
-                inputs = targets = torch.zeros(1, settings.data.sequence, dtype=torch.long)
+            if not own:  # a rank without a window left takes part in the collectives
+                inputs = targets = torch.zeros(1, self.loader.sequence, dtype=torch.long)
             return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N[:own]
 
         with self._evaluating():
-            return held_out_loss(per_token, windows, self.inputs.bins, process_group.add_up)
+            return held_out_loss(per_token, windows, self.inputs.bins, process_group.all_sum)
 
     def sample(self) -> str:
-        """What the model writes after the beginning of a document, the likeliest token each time."""
+        """Return what the model writes at the beginning of a document, the likeliest token each time."""
         start = self.inputs.manifest.bos_token_id
         ids = torch.tensor([[0 if start is None else start]], device=self.device)
         with self._evaluating(), self.objective.precision(self.device):
-            parallel.gather(self.objective)
+            parallel.unshard(self.objective)
             written = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=32,
                 do_sample=False,
                 pad_token_id=0,
-                synced_gpus=process_group.together(),
+                synced_gpus=process_group.is_distributed(),
             )
         return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """The model as it stands, and not compiled: validation and generation have shapes of their own."""
+        """Put the model into evaluation, not compiled: validation and generation have other shapes."""
         self._flush()
         self.objective.eval()
         with torch.compiler.set_stance("force_eager"):
             yield
-        parallel.spread(self.objective)
+        parallel.reshard(self.objective)
         self.objective.train()
 
     def _flush(self) -> None:
         """Bring all rows up to date, before the model is read as a whole."""
-        if self.tables is not None:
-            self.tables.flush()
+        if self.row_optimizer is not None:
+            self.row_optimizer.flush()
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors but the tables', by name; moments exist from the start, for loading to fill them."""
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        tensors = {f"model.{name}": parameter.detach() for parameter, name in names.items()}
-        for parameter, name in names.items():
-            if not parameter.requires_grad:
-                continue
-            state = self.optimizer.state[parameter]
-            if not state:
-                # A fused optimiser counts on the device, others on the host.
-                fused = self.optimizer.defaults["fused"]
-                state["step"] = torch.zeros((), device=parameter.device if fused else "cpu")
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            tensors |= {f"optimizer.{key}.{name}": value for key, value in state.items()}
-        if self.gradients is not None:
-            tensors |= {f"gradients.{name}": value for name, value in self.gradients.squared.items()}
+        """Return a checkpoint's tensors by name, without those of the row optimiser."""
+        tensors = optim.named_tensors(self.model, self.optimizer)
+        if self.recorder is not None:
+            tensors |= {f"gradients.{name}": value for name, value in self.recorder.squared.items()}
         return tensors
 
     def _save(self) -> None:
         self._flush()
-        tensors = self._tensors()
-        if self.tables is not None:
-            tensors |= self.tables.to_checkpoint()
+        rows = self.row_optimizer
+        tensors = self._tensors() | ({} if rows is None else rows.to_checkpoint())
         state = {
             "step": self.step,
-            "tokens": self.loader.windows * self.config.data.sequence,
+            "tokens": self.loader.windows * self.loader.sequence,
             "non_finite": self.non_finite,
-            "table_steps": 0 if self.tables is None else self.tables.history.steps,
+            "table_steps": 0 if rows is None else rows.history.steps,
             "loader": self.loader.state_dict(),
             "model": self.model.config.to_diff_dict(),
             "config": self.config.to_dict(),
         }
         checkpoint.save(self.run.checkpoints, self.step, tensors, state)
         keep, every = self.config.train.keep, self.config.train.keep_every
-        process_group.from_first(lambda: checkpoint.prune(self.run.checkpoints, keep, every))
+        process_group.run_on_first(lambda: checkpoint.prune(self.run.checkpoints, keep, every))
 
     def _restore(self, path: Path) -> None:
-        state = checkpoint.read_state(path)
+        state, rows = checkpoint.read_state(path), self.row_optimizer
         self._refuse_changes(state["config"])
-        room = {} if self.tables is None else self.tables.room(state["table_steps"])
-        checkpoint.load(path, self._tensors() | room)
-        if self.tables is not None:
-            self.tables.from_checkpoint(room)
+        placeholders = {} if rows is None else rows.placeholders(state["table_steps"])
+        checkpoint.load(path, self._tensors() | placeholders)
+        if rows is not None:
+            rows.from_checkpoint(placeholders)
         self.step, self.non_finite = state["step"], state["non_finite"]
         self.loader.load_state_dict(state["loader"])
         self._ahead = None
-        self.tell(f"resumed from step {self.step}")
-
-    def _export(self, validation: dict[str, Any]) -> None:
-        """A Hugging Face folder with its tokenizer, whole or not at all."""
-        kept = Path(self.config.model.start, "generation_config.json")
-        if has_kept := bool(self.config.model.start) and kept.is_file():
-            self.model.generation_config = GenerationConfig()  # some that are used cannot be saved
-        with process_group.first_opens(lambda: files.write_folder(self.run.export)) as folder:
-            if process_group.together():
-                parallel.save_pretrained(self.model, folder)
-            else:
-                try:
-                    self.model.save_pretrained(folder)
-                except SafetensorError as error:  # of a full disk, above all
-                    raise OSError(f"{self.run.export}: {error}") from error
-            if process_group.is_first():
-                if has_kept:
-                    shutil.copyfile(kept, folder / kept.name)
-                self.inputs.tokenizer.save_pretrained(folder)
-                tokens = self.loader.windows * self.config.data.sequence
-                card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
-                (folder / "README.md").write_text(card, encoding="utf-8")
-        self.tell(f"exported to {self.run.export}")
+        self.log(f"resumed from step {self.step}")
 
     def _stop(self, number: int, _: Any) -> None:
-        """The first signal ends the run after the present step; a second interrupt ends it at once."""
+        """Stop after the present step at the first signal, and at once at a second interrupt."""
         if self._signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = number
 
 
-def _due(step: int, every: int) -> bool:
+def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0

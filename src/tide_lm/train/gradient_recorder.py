@@ -1,4 +1,4 @@
-"""How much gradient each token's rows collect over a run: the measured side of Proposition 3.2.
+"""How much gradient each token's rows receive over a run: the measured side of Proposition 3.2.
 
 E's gradient has two parts when its head is tied: one reaches only tokens of the batch, through the input,
 and one reaches every token, through the head. They are recorded apart. V vocabulary, K blocks, D hidden.
@@ -15,7 +15,7 @@ from tide_lm.model import TideForCausalLM
 from tide_lm.run import files
 from tide_lm.run.directory import results_folder
 from tide_lm.run.provenance import provenance
-from tide_lm.train.tables import RowLazyTables
+from tide_lm.train.row_optimizer import RowOptimizer
 
 
 class GradientRecorder:
@@ -42,29 +42,29 @@ class GradientRecorder:
             output_BTD.register_hook(add)
 
     @torch.no_grad()
-    def collect(self, tables: RowLazyTables | None = None) -> None:
-        """Takes in one step's gradients, which must still be on the parameters and tables."""
+    def collect(self, rows: RowOptimizer | None = None) -> None:
+        """Add one step's gradients, which must still be on the parameters and the rows."""
         self._add("embedding_input", self._input_VD)
         head = self.model.lm_head.weight
         tied = head is self.model.get_input_embeddings().weight
         assert head.grad is not None
         self._add("embedding_head", head.grad - self._input_VD if tied else head.grad)
         memory = self.model.model.tables
-        if tables is not None:
-            self.squared["tables"].index_add_(0, tables.own_R, _squared_norms(tables.gradient_RKD))
+        if rows is not None:
+            self.squared["tables"].index_add_(0, rows.own_R, _squared_norms(rows.gradient_RKD))
         elif memory is not None and memory.weight.grad is not None:
             self._add("tables", memory.weight.grad)
         self.forget()
 
     def forget(self) -> None:
-        """Leaves the present step out."""
+        """Leave the present step out."""
         self._input_VD.zero_()
 
     def _add(self, name: str, gradient: torch.Tensor) -> None:
         self.squared[name] += _squared_norms(gradient)
 
     def write(self, run: Path, seed: int) -> None:
-        """`results/gradients.safetensors`, with all that is needed to get it again in its header."""
+        """Write `results/gradients.safetensors`, with its provenance in the header."""
         header = {"provenance": json.dumps(provenance(seed))}
         path = results_folder(run) / "gradients.safetensors"
         files.write_atomically(path, save(self.squared, header))

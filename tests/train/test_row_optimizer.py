@@ -50,23 +50,23 @@ def test_a_seeded_run_has_the_losses_and_weights_of_dense_tables(settings, tmp_p
         found = dict(trainer.model.named_parameters())[name]
         assert torch.allclose(found, value, atol=1e-3 * value.abs().max().item()), name
     assert trainer.model.model.memory.weight.grad is None
-    assert len(trainer.tables.gradient_RKD) < 128 < len(trainer.tables.table.weight_VKD)
+    assert len(trainer.row_optimizer.gradient_RKD) < 128 < len(trainer.row_optimizer.table.weight_VKD)
 
 
 def test_a_checkpoint_holds_all_that_is_known_of_rows(settings, tmp_path):
     _, trainer = _losses(settings, tmp_path / "run", 3)
-    saved = {name: tensor.clone() for name, tensor in trainer.tables.to_checkpoint().items()}
-    other = Trainer(RunConfig.load(None, settings), tmp_path / "run", print).tables
-    room = other.room(steps=3)
+    saved = {name: tensor.clone() for name, tensor in trainer.row_optimizer.to_checkpoint().items()}
+    other = Trainer(RunConfig.load(None, settings), tmp_path / "run", print).row_optimizer
+    room = other.placeholders(steps=3)
     assert room.keys() == saved.keys()
     for name, tensor in room.items():
         tensor.copy_(saved[name])
     other.from_checkpoint(room)
     for field in fields(other.table):
-        found, expected = getattr(other.table, field.name), getattr(trainer.tables.table, field.name)
+        found, expected = getattr(other.table, field.name), getattr(trainer.row_optimizer.table, field.name)
         assert expected.any(), field.name
         assert torch.equal(found, expected), field.name
-    assert torch.equal(other.history.rates, trainer.tables.history.rates)
+    assert torch.equal(other.history.rates, trainer.row_optimizer.history.rates)
 
 
 def test_micro_batches_add_up_to_the_whole_batch(settings, tmp_path):
