@@ -12,7 +12,7 @@ import torch
 from train import sharded_memory as script
 
 from tide_lm.run import process_group
-from tide_lm.train import sharded_memory
+from tide_lm.train import exchange, sharded_memory
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def two_threads(monkeypatch):
     monkeypatch.setattr(process_group, "world_size", lambda: 2)
     monkeypatch.setattr(sharded_memory, "DTensor", Whole)
     monkeypatch.setattr(sharded_memory, "init_device_mesh", lambda *_: None)
-    monkeypatch.setattr(sharded_memory.dist, "all_to_all_single", all_to_all_single)
+    monkeypatch.setattr(exchange.dist, "all_to_all_single", all_to_all_single)
 
     def run(work) -> None:
         def as_rank(rank: int) -> None:
