@@ -38,6 +38,19 @@ def test_evaluate_measures_the_held_out_text_and_any_other(run, tmp_path):
     assert "rare" in shown
 
 
+def test_a_folder_of_results_keeps_the_texts_of_one_model(run, tmp_path):
+    (tmp_path / "other.txt").write_text(TEXT)
+    results = tmp_path / "results of both"
+
+    def texts(model, name):
+        result_of("evaluate", model, "--run", results, "--text", f"{name}={tmp_path / 'other.txt'}")
+        return json.loads((results / "results" / "perplexity.json").read_text())["texts"].keys()
+
+    assert texts(run, "first") == {"first"}
+    assert texts(run, "second") == {"first", "second"}
+    assert texts(run / "export", "third") == {"third"}
+
+
 @pytest.mark.parametrize("held_out", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_evaluate_gives_perplexity_against_tokens(run, tmp_path, held_out):
     (tmp_path / "other.txt").write_text(TEXT)
