@@ -16,18 +16,17 @@ import torch
 from studies import results
 from studies.controls import CONTROLS
 from studies.plan import SIZES, Run
-from tide_lm.cli import compress, evaluate
-from tide_lm.cli.analyze import Options, What, analyze
-from tide_lm.cli.texts import Reading
+from tide_lm.analysis.analyze import OF_MEMORY, Analysis, AnalysisSettings, analyze
+from tide_lm.compress.measure import measure
 from tide_lm.evaluate import zero_shot
+from tide_lm.evaluate.texts import TextSettings, evaluate_checkpoints, evaluate_texts, write_texts
 from tide_lm.model import TideForCausalLM
-from tide_lm.model.opened import open_model
+from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.run import files
+from tide_lm.run.directory import write_result
 from tide_lm.run.settings import RunConfig, differences
 from tide_lm.train.trainer import Trainer
 
-OF_EVERY_MODEL = (What.norms, What.updates, What.gradients, What.collapse, What.footprint)
-OF_TIDE = (What.routing, What.layer_drop, What.distances, What.neighbours)
 BENCHMARK_RECORDS = 1000  # of each task
 WORDS = ("zinc", "Fred")  # rare and common, each one token
 MAY_DIFFER = ("data.path:", "train.dtype:", "train.compile:")
@@ -160,29 +159,34 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     gc.collect()
     torch.cuda.empty_cache()
     texts = {name: places.shared / path for name, path in TEXTS.items()}
-    reading = Reading(texts, window=config.data.sequence, stride=config.data.sequence // 2, batch=64)
-    evaluate.on_texts(str(folder), None, None, reading)
+    settings = TextSettings(texts, window=config.data.sequence, stride=config.data.sequence // 2, batch=64)
+    opened = open_model(str(folder))
+    write_texts(opened, evaluate_texts(opened, settings))
     if run.look:
-        _look(run, folder, reading, places.shared / "benchmarks", tell)
+        _look(run, opened, settings, places.shared / "benchmarks", tell)
     about["seconds"] = time.monotonic() - started
     results.add(places.kept, results.record(folder, about, run.seed))
     shutil.rmtree(folder)
     return about
 
 
-def _look(run: Run, folder: Path, reading: Reading, benchmarks: Path, tell: Callable[[str], None]) -> None:
+def _look(
+    run: Run, opened: OpenedModel, settings: TextSettings, benchmarks: Path, tell: Callable[[str], None]
+) -> None:
     """The paper's diagnostics, but for those that are there from before."""
-    opened, held_out = open_model(str(folder)), replace(reading, texts={})
+    folder, held_out = opened.run, replace(settings, texts={})
     if not opened.result("checkpoints").exists():
-        evaluate.over_checkpoints(str(folder), None, None, reading)
-    once = replace(reading, stride=reading.window)  # for what is read for each layer
-    for what in (*OF_EVERY_MODEL, *(OF_TIDE if run.model == "tide" else ())):
-        if opened.result(what.value).exists():
+        found = evaluate_checkpoints(str(folder), settings)
+        write_result(folder, "checkpoints", {"subject": {"model": str(folder)}, **found})
+    once = replace(settings, stride=settings.window)  # for what is read for each layer
+    for what in Analysis:
+        if opened.result(what.value).exists() or (what in OF_MEMORY and run.model != "tide"):
             continue
         started = time.monotonic()
-        analyze(what, opened, Options(once if what is What.layer_drop else held_out, words=WORDS))
+        texts = once if what is Analysis.layer_drop else held_out
+        opened.write(what.value, analyze(what, opened, AnalysisSettings(texts, words=WORDS)))
         tell(f"{what.value} after {time.monotonic() - started:.0f} s")
     if run.model == "tide" and not opened.result("compression").exists():
-        compress.on_forms(str(folder), None, None, once)
+        opened.write("compression", measure(opened, once))
     scores = zero_shot.score(opened.model, opened.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)
     opened.write("benchmarks", scores)

@@ -20,10 +20,15 @@ from tide_lm.analysis.routing import routing
 from tide_lm.analysis.updates import updates
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.texts import TextSettings
 from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.spec import estimate, presets
 
 WINDOWS = Windows(16, 16, 4)
+
+
+def read(text, stride=16):
+    return TextSettings({"text": text}, window=16, stride=stride, batch=4)
 
 
 @pytest.fixture
@@ -115,7 +120,7 @@ def test_a_constant_router_gives_flat_rows(opened, text):
     with torch.no_grad():
         for layer in opened.model.model.layers:
             layer.router.weight.zero_()
-    found = routing(opened, text, WINDOWS)
+    found = routing(opened, read(text))
     for layer in found["by_layer"]:
         for row, tokens in zip(layer, found["tokens"], strict=True):
             assert (row is None) == (tokens == 0)
@@ -137,7 +142,7 @@ def test_routing_is_the_mean_over_input_tokens_of_each_decile(opened, text, toke
             counts[row] += 1
             for layer in range(2):
                 sums[layer, row] += weights[layer][0, place].double()
-    found = routing(opened, text, Windows(16, 8, 4))  # whatever the stride, no token is counted twice
+    found = routing(opened, read(text, stride=8))  # whatever the stride, no token is counted twice
     assert found["tokens"] == counts.tolist()
     for layer in range(2):
         for row in (3, 7, 10):
@@ -146,12 +151,13 @@ def test_routing_is_the_mean_over_input_tokens_of_each_decile(opened, text, toke
 
 
 def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refused(opened, text, tiny_model):
-    with pytest.raises(ValueError, match="window of 4,096"):
-        routing(opened, text, Windows(4096, 4096))
+    (short := text.with_name("short.txt")).write_text("every token")
+    with pytest.raises(ValueError, match="window of 16"):
+        routing(opened, read(short))
     small = tiny_model(vocab_size=50)
     opened = replace(opened, config=small.config, load=lambda: small)
     for look in (
-        lambda: routing(opened, text, WINDOWS),
+        lambda: routing(opened, read(text)),
         lambda: collapsed(opened),
         lambda: perplexity(small, opened.tokenizer, text, WINDOWS),
     ):
@@ -160,7 +166,7 @@ def test_a_text_that_fills_no_window_and_a_tokenizer_that_does_not_fit_are_refus
 
 
 def test_dropping_every_layer_is_the_base_path(opened, text, tiny_model, tokenizer):
-    found = layer_drop(opened, {"text": text}, WINDOWS)["texts"]["text"]
+    found = layer_drop(opened, read(text))["texts"]["text"]
     base = tiny_model(vocab_size=300, tie_word_embeddings=False, num_memory_blocks=0)
     base.load_state_dict(opened.model.state_dict(), strict=False)
     assert found["full"] == perplexity(opened.model, tokenizer, text, WINDOWS)["perplexity"]

@@ -146,14 +146,17 @@ def test_what_works_on_any_causal_model_works_on_others(kind, tokenizer, prepare
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("analyze", "norms", "RUN", "--delta", "0.2"), "--delta is not of norms: leave it out"),
+        (("analyze", "norms", "RUN", "--delta", "0.2"), "--delta does nothing with norms: leave it out"),
         (("analyze", "norms", "RUN", "RUN"), "a model is given twice"),
         (("analyze", "collapse", "RUN", "--delta", "inf"), "give finite numbers"),
         (("analyze", "routing", "RUN", "--text", "a.txt", "--text", "b.txt"), "routing reads one text"),
-        (("evaluate", "RUN", "--stride", "33"), "--stride is 33, and the window 32"),
+        (("evaluate", "RUN", "--stride", "33"), "the stride is 33 and the window 32"),
         (("evaluate", "RUN", "--benchmarks", "/nowhere"), "/nowhere is not a folder"),
         (("evaluate", "RUN", "--benchmarks", "hub", "--tasks", "arc"), "unknown task 'arc'"),
-        (("evaluate", "RUN", "--benchmarks", "hub", "--window", "8"), "--window is not of benchmarks"),
+        (
+            ("evaluate", "RUN", "--benchmarks", "hub", "--window", "8"),
+            "--window does nothing with --benchmarks",
+        ),
         (("evaluate", "RUN", "--limit", "3"), "give --benchmarks"),
     ],
 )
@@ -205,13 +208,14 @@ def on_bare_axes(panel, name):
 )
 def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path, monkeypatch, laid_out):
     """A run, a copy of it as the other, and every command: what one floor writes, the next one reads."""
-    from tide_lm.cli.analyze import READS, What
+    from tide_lm.analysis.analyze import Analysis
+    from tide_lm.cli.analyze import READS
     from tide_lm.report.catalogue import FIGURES
 
     (tmp_path / "text.txt").write_text(TEXT)
     text = ["--text", tmp_path / "text.txt"]
     options = {"token": ["--token", "layer"], "delta": ["--delta", "9"], "text": text}
-    for what in What:
+    for what in Analysis:
         chosen = [word for name in sorted(READS[what]) for word in options.get(name, [])]
         result_of("analyze", what.value, run, *chosen)
     result_of("evaluate", run, *text)

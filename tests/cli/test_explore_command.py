@@ -46,7 +46,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     [
         (["--results", "nowhere"], "--results nowhere is not a folder"),
         (["--host", ""], "--host is empty"),
-        (["--host", "203.0.113.1"], "203.0.113.1:7860 cannot be listened at"),
+        (["--host", "203.0.113.1"], "cannot listen at 203.0.113.1:7860"),
     ],
 )
 def test_options_that_cannot_be_are_told_before_anything_is_loaded(trained, no_gradio, options, message):

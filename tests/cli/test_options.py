@@ -1,6 +1,7 @@
 """Every option of a command reaches the function that does the work."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from command import tide_lm
 
 from tide_lm.data.prepare import Settings
 from tide_lm.evaluate.perplexity import Windows
+from tide_lm.evaluate.texts import TextSettings
+from tide_lm.model.opened import open_model
 from tide_lm.serve import Sampling
 from tide_lm.spec.config import Place, Residence
 
@@ -50,28 +53,23 @@ READING = "--text-field", "body", "--window", 16, "--stride", 4, "--batch", 3
 
 def test_what_is_read_and_how(trained, records, reached):
     texts, text = {"mine": records}, ("--text", f"mine={records}")
-    (_, _, path, windows, _, text_field), _ = reached(
-        "evaluate.perplexity.perplexity", "evaluate", trained, *text, *READING
-    )
-    assert (path, windows, text_field) == (records, Windows(16, 4, 3), "body")
-    (_, found, windows, text_field, _), _ = reached(
+    wanted = TextSettings(texts, "body", 16, 4, 3)
+    (_, settings, _), _ = reached("evaluate.texts.evaluate_texts", "evaluate", trained, *text, *READING)
+    assert settings == wanted
+    assert settings.resolve(open_model(str(trained))) == (texts, Windows(16, 4, 3, "body"))
+    (_, settings, _), _ = reached(
         "analysis.layer_drop.layer_drop", "analyze", "layer-drop", trained, *text, *READING
     )
-    assert (found, windows, text_field) == (texts, Windows(16, 4, 3), "body")
+    assert settings == wanted
     without_stride = ("--text-field", "body", "--window", 16, "--batch", 3)
-    (_, path, windows, text_field, _), _ = reached(
+    (_, settings, _), _ = reached(
         "analysis.routing.routing", "analyze", "routing", trained, *text, *without_stride
     )
-    assert (path, windows, text_field) == (records, Windows(16, 8, 3), "body")
-    (_, forms, found, windows, text_field, _), _ = reached(
+    assert settings == replace(wanted, stride=None)
+    (_, settings, forms, _), _ = reached(
         "compress.measure.measure", "compress", trained, *text, *READING, "--form", "3 bits"
     )
-    assert (list(map(str, forms)), found, windows, text_field) == (
-        ["3 bits"],
-        texts,
-        Windows(16, 4, 3),
-        "body",
-    )
+    assert (list(map(str, forms)), settings) == (["3 bits"], wanted)
 
 
 def test_what_each_analysis_is_asked(trained, reached):
@@ -101,12 +99,13 @@ def test_what_each_analysis_is_asked(trained, reached):
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
 def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch):
-    monkeypatch.setattr("tide_lm.evaluate.benchmarks.check", lambda source, names: None)
+    monkeypatch.setattr("tide_lm.evaluate.tasks.check", lambda source, names: None)
     values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3"}
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
     verb, *before = words[:2] if words[0] == "analyze" else words[:1]
     others = words[1 + len(before) :]
-    (model,), named = reached("model.opened.open_model", verb, *before, trained, *others, *given)
+    opens = "evaluate.texts.open_model" if others == ("--all-checkpoints",) else "model.opened.open_model"
+    (model,), named = reached(opens, verb, *before, trained, *others, *given)
     assert model == str(trained)
     wanted = {
         "counts": Path("counts.json"),
@@ -117,9 +116,9 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
 
 
 def test_which_benchmarks_are_run(trained, reached, monkeypatch, tmp_path):
-    monkeypatch.setattr("tide_lm.evaluate.benchmarks.check", lambda source, names: None)
+    monkeypatch.setattr("tide_lm.evaluate.tasks.check", lambda source, names: None)
     options = ("--benchmarks", tmp_path, "--tasks", "piqa,sciq", "--limit", 5, "--batch", 3)
-    (_, _, source, names), named = reached("evaluate.benchmarks.run", "evaluate", trained, *options)
+    (_, _, source, names), named = reached("evaluate.tasks.run", "evaluate", trained, *options)
     assert (source, names, named) == (str(tmp_path), ["piqa", "sciq"], {"batch": 3, "limit": 5})
 
 

@@ -49,7 +49,7 @@ def test_pack_writes_a_store_and_says_how_large_it_is(packed):
             ["--rank", 0.5, "--blocks", "joint", "--weighted", 0.5],
             Form(rank=0.5, blocks="joint", weighted=0.5),
         ),
-        (["--rank", 0.25, "--blocks", "uneven"], Form(rank=0.25, blocks="uneven")),
+        (["--rank", 0.25], Form(rank=0.25)),
     ],
     ids=lambda value: str(value) if isinstance(value, Form) else "",
 )
@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_refused(packed, trained, tmp_path):
         ([str(trained), "--out", str(tmp_path / "a"), "--rank", "2"], 2, "the rank is 2.0"),
         ([str(trained), "--out", str(tmp_path / "a"), "--blocks", "joint"], 2, "give one below 1"),
         ([str(trained), "--out", str(folder)], 1, "is not an empty folder"),
-        ([str(folder), "--verify", "--bits", "8"], 2, "--bits is not of --verify: leave it out"),
+        ([str(folder), "--verify", "--bits", "8"], 2, "--bits does nothing with --verify: leave it out"),
         ([str(trained), "--verify"], 1, "has its tables among its weights"),
         ([str(folder), "--out", str(tmp_path / "a")], 1, "this model is packed"),
     ):
@@ -194,7 +194,7 @@ def test_compress_measures_forms_and_shows_them(trained, text, tmp_path):
     assert kept["forms"] == found["forms"]
     shown = tide_lm("compress", *options, "--form", "4 bits, rank 3")
     assert shown.returncode == 2
-    assert "'4 bits, rank 3' is none of '16 bits', '8 bits'" in shown.said
+    assert "'4 bits, rank 3' is no form of tables: choose from '16 bits', '8 bits'" in shown.said
     shown = tide_lm("compress", *options, "--form", "4 bits").stdout
     assert "4 bits" in shown
     assert "rare tokens" in shown

@@ -7,6 +7,7 @@ from tide_lm.compress.encode import Encoder, Form
 from tide_lm.compress.measure import FORMS, held, measure
 from tide_lm.compress.pack import pack
 from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.evaluate.texts import TextSettings
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import open_model
 
@@ -24,7 +25,9 @@ def text(tmp_path):
 
 
 def test_a_form_costs_what_the_packed_model_loses(opened, text, tmp_path):
-    found = measure(opened, [Form(2), Form(8, rank=0.5, blocks="joint")], text, Windows(32, 16))
+    found = measure(
+        opened, TextSettings(text, window=32, stride=16), [Form(2), Form(8, rank=0.5, blocks="joint")]
+    )
     assert found["as_trained"]["mine"]["perplexity"] == pytest.approx(
         perplexity(opened.model, opened.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
     )
@@ -44,7 +47,7 @@ def test_a_form_costs_what_the_packed_model_loses(opened, text, tmp_path):
 
 def test_the_model_is_as_it_was_even_after_an_error(opened, text, monkeypatch):
     memory = opened.tide.model.memory
-    measure(opened, [Form(8)], text, Windows(32, 16))
+    measure(opened, TextSettings(text, window=32), [Form(8)])
     assert opened.tide.model.memory is memory
     calls = iter(range(9))
 
@@ -55,7 +58,7 @@ def test_the_model_is_as_it_was_even_after_an_error(opened, text, monkeypatch):
 
     monkeypatch.setattr("tide_lm.compress.measure.losses", fail_later)
     with pytest.raises(KeyboardInterrupt):
-        measure(opened, [Form(8)], text, Windows(32, 16))
+        measure(opened, TextSettings(text, window=32), [Form(8)])
     assert opened.tide.model.memory is memory
 
 
@@ -70,4 +73,4 @@ def test_all_forms_have_names_of_their_own_and_can_be_encoded(opened):
         rows, same = (each(torch.arange(9, device=opened.model.device)[None])[0] for each in memory)
         assert rows.isfinite().all()
         assert torch.equal(rows, same)
-    assert len(known) == 6  # each block's directions and all blocks', by three weights
+    assert len(known) == 3  # each block's directions; and all blocks', weighted or not

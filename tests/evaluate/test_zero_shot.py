@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tide_lm.evaluate import benchmarks, zero_shot
+from tide_lm.evaluate import tasks as lm_eval_tasks
+from tide_lm.evaluate import zero_shot
 from tide_lm.evaluate.zero_shot import Encoder, Item, Likelihood, Request
 
 ARC = {
@@ -84,7 +85,7 @@ REAL_ITEMS = 25
 
 
 def write(folder: Path, name: str, records: list[dict]) -> Path:
-    path = folder / f"{name}_{benchmarks.TASKS[name].splits[-1]}.jsonl"
+    path = folder / f"{name}_{lm_eval_tasks.TASKS[name].splits[-1]}.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -132,8 +133,8 @@ def test_scores_are_those_of_a_loop(model, tokenizer, made, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
     found = zero_shot.score(model, tokenizer, made, batch=3)
     expected = {}
-    for name, task in benchmarks.TASKS.items():
-        split, path = benchmarks.find_records(made, name)
+    for name, task in lm_eval_tasks.TASKS.items():
+        split, path = lm_eval_tasks.find_records(made, name)
         right = []
         for item in zero_shot.read_items(name, path):
             values = [loop(model, tokenizer, item.context, choice) for choice in item.choices]
@@ -144,7 +145,7 @@ def test_scores_are_those_of_a_loop(model, tokenizer, made, monkeypatch):
             best = max(range(len(values)), key=lambda i: values[i][0] / letters[i])
             right.append((0.0, best == item.right))
         score = sum(good for _, good in right) / len(right)
-        expected[name] = benchmarks.task_result(name, score, len(right), split)
+        expected[name] = lm_eval_tasks.task_result(name, score, len(right), split)
         if name == "lambada_openai":
             perplexity = math.exp(-sum(value for value, _ in right) / len(right))
     assert found == {
@@ -192,10 +193,10 @@ def test_where_all_tokens_are_equally_likely_length_decides(
     task = zero_shot.score(model, tokenizer, tmp_path, [name])["tasks"][name]
     assert task == {
         "score": 3 / 5,
-        "metric": benchmarks.TASKS[name].metric,
+        "metric": lm_eval_tasks.TASKS[name].metric,
         "stderr": pytest.approx(math.sqrt(0.24 / 4)),
         "samples": 5,
-        "split": benchmarks.TASKS[name].splits[0],
+        "split": lm_eval_tasks.TASKS[name].splits[0],
     }
 
 
@@ -304,8 +305,8 @@ def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
     folder = shared_data / "benchmarks"
     items = [
         item
-        for name in benchmarks.TASKS
-        for item in zero_shot.read_items(name, benchmarks.find_records(folder, name)[1], REAL_ITEMS)
+        for name in lm_eval_tasks.TASKS
+        for item in zero_shot.read_items(name, lm_eval_tasks.find_records(folder, name)[1], REAL_ITEMS)
     ]
     assert len(items) == 8 * REAL_ITEMS
     texts = [f"{item.context} {choice}" for item in items for choice in item.choices]
@@ -322,7 +323,7 @@ def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
         return answers
 
     monkeypatch.setattr(huggingface.HFLM, "_loglikelihood_tokens", spy)
-    theirs = benchmarks.run(model, tokenizer, str(folder), batch=32, limit=REAL_ITEMS)
+    theirs = lm_eval_tasks.run(model, tokenizer, str(folder), batch=32, limit=REAL_ITEMS)
     assert [context + continuation for (context, continuation), *_ in seen] == texts
 
     encoder = Encoder(tokenizer, model.config)

@@ -474,4 +474,4 @@ def test_a_place_that_is_taken_is_told_before_anything_is_loaded(address, run):
     command = [sys.executable, "-m", "tide_lm", "explore", str(run), "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert f"error: 127.0.0.1:{port} cannot be listened at (Address already in use" in done.stderr
+    assert f"error: cannot listen at 127.0.0.1:{port} (Address already in use" in done.stderr

@@ -13,7 +13,7 @@ from tide_lm.analysis.tables import distances, neighbours
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.data.tokenizers import token_texts
-from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
+from tide_lm.evaluate.perplexity import Windows, losses, read
 from tide_lm.explore import pairs, reading
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reading import Reader, shares
@@ -58,9 +58,7 @@ def test_a_short_text_has_the_losses_of_both_models_and_the_routers_weights(open
 def test_a_long_text_grows_and_ends_with_the_loss_that_evaluate_finds(opened, tmp_path):
     steps = [(found.done, found) for found in Reader(opened).read(LONG)]
     (tmp_path / "long.txt").write_text(LONG)
-    batches = read(
-        tmp_path / "long.txt", "text", opened.tokenizer, opened.vocabulary, Windows(32, 16), TextSize()
-    )
+    batches = read(tmp_path / "long.txt", opened.tokenizer, opened.vocabulary, Windows(32, 16))
     expected = losses(opened.model, batches)
     done, found = steps[-1]
     assert len(steps) > 5

@@ -24,7 +24,7 @@ ITERATIONS = 24  # of the power method
 
 @torch.no_grad()
 def collapse(
-    opened: OpenedModel, delta: float = 0.1, tell: Callable[[str], None] = lambda line: None
+    opened: OpenedModel, delta: float = 0.1, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Distances by category, pair and layer, raw and over the mean norm; who has collapsed; the FFN's bound.
 
@@ -33,7 +33,7 @@ def collapse(
     """
     categories = {}
     for name, pairs in PAIRS.items():
-        tell(name)
+        log(name)
         categories[name] = category(opened.model, opened.tokenizer, pairs, TEMPLATES[name], delta)
     return {"delta": delta, "categories": categories}
 

@@ -1,21 +1,18 @@
 """Perplexity with the memory of one layer taken out at a time: figure 11."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
+from tide_lm.evaluate.perplexity import losses, read
+from tide_lm.evaluate.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 
 
 def layer_drop(
-    opened: OpenedModel,
-    texts: dict[str, Path],
-    windows: Windows,
-    text_field: str = "text",
-    tell: Callable[[str], None] = lambda line: None,
+    opened: OpenedModel, settings: TextSettings, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Return the perplexity of each text with all layers, without each one, and without any."""
+    texts, windows = settings.resolve(opened)
     model = opened.tide
     layers = range(model.config.num_hidden_layers)
 
@@ -29,12 +26,12 @@ def layer_drop(
 
     found = {}
     for name, text in texts.items():
-        tell(f"{name}, all layers")
-        batches = list(read(text, text_field, opened.tokenizer, opened.vocabulary, windows, TextSize()))
+        log(f"{name}, all layers")
+        batches = list(read(text, opened.tokenizer, opened.vocabulary, windows))
         full = without([])
         dropped = []
         for layer in layers:
-            tell(f"{name}, without layer {layer}")
+            log(f"{name}, without layer {layer}")
             dropped.append(without([layer]))
         found[name] = {
             "source": str(text),

@@ -14,7 +14,7 @@ from tide_lm.run import checkpoint
 from tide_lm.run.directory import RunDirectory
 
 
-def norms(opened: OpenedModel, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def norms(opened: OpenedModel, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Mean norm by decile, the spread of rare and common rows, and the same means at every checkpoint."""
     bins = opened.bins
     embedding_V = row_norms(opened.model.get_input_embeddings().weight)
@@ -22,7 +22,7 @@ def norms(opened: OpenedModel, tell: Callable[[str], None] = lambda line: None) 
         "embedding": decile_means(embedding_V, bins),
         "tables": _table_means(opened, bins),
         "spread": group_spread(embedding_V, bins),
-        "growth": _growth(opened, bins, tell),
+        "growth": _growth(opened, bins, log),
     }
 
 
@@ -40,14 +40,14 @@ def _table_means(opened: OpenedModel, bins: FrequencyBins) -> list[list[float | 
     return [decile_means(norms_VK[:, block], bins) for block in range(norms_VK.shape[1])]
 
 
-def _growth(opened: OpenedModel, bins: FrequencyBins, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def _growth(opened: OpenedModel, bins: FrequencyBins, log: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the norms at each checkpoint that is whole; only its embedding is loaded."""
     if opened.owner is None:
         return []
     found = []
     folder = RunDirectory(opened.owner).checkpoints
     for step in checkpoint.steps(folder):
-        tell(f"checkpoint of step {step}")
+        log(f"checkpoint of step {step}")
         path = checkpoint.at(folder, step)
         if checkpoint.find_fault(path):
             continue

@@ -4,32 +4,32 @@ B batch, T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, 
 the unbinned.
 """
 
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tide_lm.data.frequency import BINS
-from tide_lm.evaluate.perplexity import Progress, TextSize, Windows, read
+from tide_lm.evaluate.perplexity import read
+from tide_lm.evaluate.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 
 
 @torch.no_grad()
 def routing(
-    opened: OpenedModel,
-    text: str | Path,
-    windows: Windows,
-    text_field: str = "text",
-    progress: Progress = lambda tokens: None,
+    opened: OpenedModel, settings: TextSettings, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Mean router weights `by_layer[layer][row][slot]`, each token of the text once; rows as in the bins."""
+    """Return mean router weights as `by_layer[layer][row][slot]`, over each token of the first text once."""
+    texts, windows = settings.resolve(opened)
+    name, path = next(iter(texts.items()))
     model = opened.tide
     rows_V = opened.bins.rows().to(model.device)
     slots = model.config.num_memory_blocks + 1
     sums_LRS = torch.zeros(model.config.num_hidden_layers, BINS + 1, slots, dtype=torch.float64)
     counts_R = torch.zeros(BINS + 1, dtype=torch.int64)
-    apart = Windows(windows.size, windows.size, windows.batch)  # no token twice
-    for ids, predicted in read(text, text_field, opened.tokenizer, opened.vocabulary, apart, TextSize()):
+    once = replace(windows, stride=windows.size)  # no token twice
+    for ids, predicted in read(path, opened.tokenizer, opened.vocabulary, once):
         # The inputs of predicted tokens: all but what fills a row up, and a document's last token.
         inputs_BT, taken_BT = ids[:, :-1].to(model.device), predicted[:, 1:].to(model.device)
         weights = model.model(inputs_BT, use_cache=False, output_router_weights=True)["router_weights"]
@@ -38,10 +38,13 @@ def routing(
         for layer, weights_BTS in enumerate(weights):
             sums_LRS[layer] += (member_RN @ weights_BTS[taken_BT].double()).cpu()
         counts_R += member_RN.sum(1).long().cpu()
-        progress(int(counts_R.sum()))
+        log(f"{int(counts_R.sum()):,} tokens")
     means_LRS = (sums_LRS / counts_R.clamp(min=1)[:, None]).tolist()
     tokens = counts_R.tolist()
     return {
+        "text": name,
+        "source": str(path),
+        "window": windows.size,
         "tokens": tokens,
         "by_layer": [
             [row if count else None for row, count in zip(layer, tokens, strict=True)] for layer in means_LRS

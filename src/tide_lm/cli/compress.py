@@ -1,22 +1,33 @@
 """`tide-lm compress`: what tables in fewer bits and of lower rank cost."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import (
+    AsJson,
+    Batch,
+    Counts,
+    Model,
+    Run,
+    Stride,
+    TextField,
+    Texts,
+    Window,
+    named_texts,
+    usage_errors,
+)
+from tide_lm.cli.output import print_json, print_table
 from tide_lm.cli.progress import working
-from tide_lm.cli.texts import Batch, Counts, Reading, Run, Stride, TextField, Texts, Window, named_texts
 from tide_lm.run.directory import results_folder
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
+    model: Model,
     text: Texts = None,
     form: Annotated[
         list[str] | None,
-        typer.Option("--form", show_default="all", help='One to measure, as in "4 bits"; repeatable.'),
+        typer.Option(show_default="all", help='A form to measure, as in "4 bits"; repeatable.'),
     ] = None,
     text_field: TextField = "text",
     counts: Counts = None,
@@ -26,40 +37,27 @@ def command(
     batch: Batch = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Measure smaller forms of a model's tables: bytes, perplexity, loss by decile. Nothing is packed."""
-    reading = Reading(named_texts(text), text_field, window, stride, batch)
-    result = on_forms(model, run, counts, reading, form)
-    if as_json:
-        print_json(result)
-    else:
-        _print(model, result)
+    """Measure smaller forms of a model's tables: bytes, perplexity, loss by decile. Nothing is packed.
 
-
-def on_forms(
-    model: str, run: Path | None, counts: Path | None, reading: Reading, names: list[str] | None = None
-) -> dict[str, Any]:
-    """Measures, and writes results/compression.json."""
-    from tide_lm.compress.measure import FORMS, measure
+    Example: tide-lm compress runs/mine --form "4 bits" --text wiki.test.txt
+    """
+    from tide_lm.compress.measure import forms_named, measure
+    from tide_lm.evaluate.texts import TextSettings
     from tide_lm.model.opened import open_model
 
-    known = {str(form): form for form in FORMS}
-    if unknown := [name for name in names or () if name not in known]:
-        raise typer.BadParameter(f"--form {unknown[0]!r} is none of {', '.join(map(repr, known))}")
+    with usage_errors():
+        forms = forms_named(form) if form else None
     opened = open_model(model, counts=counts, run=run)
     results_folder(opened.run)
-    forms = [known[name] for name in names or known]
-    if opened.frequencies is None:
-        if lost := [str(form) for form in forms if names and form.weighted]:
-            raise typer.BadParameter(
-                f"--form {lost[0]!r} is weighted by how frequent tokens are: give --counts"
-            )
+    settings = TextSettings(named_texts(text), text_field, window, stride, batch)
+    with usage_errors():
+        settings.resolve(opened)
+    if forms is None and opened.frequencies is None:
         typer.echo("without --counts no form is weighted by the frequency of tokens", err=True)
-        forms = [form for form in forms if not form.weighted]
-    texts, windows = reading.texts_of(opened), reading.windows_of(opened)
-    with working(f"Compressing {model}") as tell:
-        result = measure(opened, forms, texts, windows, reading.text_field, tell)
+    with working(f"Compressing {model}") as log:
+        result = measure(opened, settings, forms, log)
     typer.echo(f"wrote {opened.write('compression', result)}", err=True)
-    return result
+    print_json(result) if as_json else _print(model, result)
 
 
 def _print(model: str, result: dict[str, Any]) -> None:
@@ -70,8 +68,6 @@ def _print(model: str, result: dict[str, Any]) -> None:
     rows = [("as trained", "", *(count(text["perplexity"]) for text in whole.values()), "")]
     for form in result["forms"]:
         more = [percent(change, 2) for change in changes(result, form).values()]
-        rows.append(
-            (form["form"], f"{form['relative_bytes']:.1%}", *more, difference(rare_change(result, form)))
-        )
-    columns = ["form", "bytes", *whole, "rare tokens, nats"]
-    print_table(f"Perplexity of {model}", columns, rows)
+        size, rare = f"{form['relative_bytes']:.1%}", difference(rare_change(result, form))
+        rows.append((form["form"], size, *more, rare))
+    print_table(f"Perplexity of {model}", ["form", "bytes", *whole, "rare tokens, nats"], rows)

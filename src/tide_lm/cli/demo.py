@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import AsJson
+from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import training_progress, working
 from tide_lm.run import files
 from tide_lm.run.directory import RunDirectory, results_folder, write_result
@@ -122,24 +123,24 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
 
 
 def _look_into(run: Path) -> list[float | None]:
-    """Analyses of both models for the report; returns the null bank's weight in TIDE's last layer."""
-    from tide_lm.cli.analyze import Options, What, analyze
-    from tide_lm.cli.compress import on_forms
-    from tide_lm.cli.texts import Reading
+    """Analyse both models for the report; return the null bank's weight in TIDE's last layer."""
+    from tide_lm.analysis.analyze import OF_MEMORY, Analysis, AnalysisSettings, analyze
+    from tide_lm.compress.measure import forms_named, measure
+    from tide_lm.evaluate.texts import TextSettings
     from tide_lm.model.opened import open_model
 
-    both = [What.norms, What.updates, What.gradients, What.collapse, What.footprint]
-    more = [What.routing, What.layer_drop, What.distances, What.neighbours]
-    reading = Reading(window=128, stride=128, batch=32)
-    options = Options(reading)
+    texts = TextSettings(window=128, stride=128, batch=32)
     found = {}
     for kind in PRESETS:
         opened = open_model(str(run / kind))
-        for what in both + (more if kind == "tide" else []):
-            with working(f"Looking at {what} of {kind}") as tell:
-                found[what] = analyze(what, opened, options, tell)
-    on_forms(str(run / "tide"), None, None, reading, COMPRESSED)
-    return [row and row[-1] for row in found[What.routing]["by_layer"][-1][:-1]]
+        for what in Analysis:
+            if what not in OF_MEMORY or opened.has_memory:
+                with working(f"Looking at {what} of {kind}") as log:
+                    found[what] = analyze(what, opened, AnalysisSettings(texts), log)
+                opened.write(what.value, found[what])
+    with working("Compressing the tables") as log:
+        opened.write("compression", measure(opened, texts, forms_named(COMPRESSED), log))
+    return [row and row[-1] for row in found[Analysis.routing]["by_layer"][-1][:-1]]
 
 
 def _report(run: Path) -> Path:
@@ -160,16 +161,15 @@ def _print(result: dict[str, Any]) -> None:
     print_table(
         f"Held-out loss after {base['tokens']:,} tokens",
         ["decile of the token", base["preset"], tide["preset"], "difference"],
-        [(name, _loss(a), _loss(b), _loss(None if None in (a, b) else b - a, "+")) for name, a, b in rows],
+        [
+            (name, number(a), number(b), number(None if None in (a, b) else b - a, "+.3f"))
+            for name, a, b in rows
+        ],
     )
     print_table(
         "What TIDE's last layer leaves unused of its memory: the weight of the null bank",
         ["decile of the token", "null bank"],
-        [(name, _loss(weight)) for name, weight in zip(names, result["null_bank_by_decile"], strict=True)],
+        [(name, number(weight)) for name, weight in zip(names, result["null_bank_by_decile"], strict=True)],
     )
     for model in (base, tide):
         typer.echo(f"{model['preset']} writes: {model['sample']}")
-
-
-def _loss(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.3f}"

@@ -9,7 +9,8 @@ from typing import Any
 import typer
 
 from tide_lm import __version__
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import AsJson
+from tide_lm.cli.output import print_json, print_table
 from tide_lm.run.provenance import cpu_name, installed_version
 
 REQUIRED = {

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import AsJson
+from tide_lm.cli.output import print_json, print_table
 from tide_lm.spec import estimate, presets
 from tide_lm.spec.config import ModelConfig
 

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.demo import both_runs
-from tide_lm.cli.listening import LOOPBACK, check_free
+from tide_lm.cli.options import LOOPBACK, Counts, Memory, check_address
 from tide_lm.cli.progress import working
-from tide_lm.cli.texts import Counts, Memory
 from tide_lm.run.directory import check_exists
 
 
@@ -37,7 +36,7 @@ def command(
         check_exists(name)
     if results is not None and not results.is_dir():
         raise ValueError(f"--results {results} is not a folder: give a run, whose results/ are shown")
-    check_free(host, port)
+    check_address(host, port)
     is_local = host in LOOPBACK
     if not is_local:
         typer.echo(f"warning: whoever reaches {host} can use this page", err=True)

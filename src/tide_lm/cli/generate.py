@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json
+from tide_lm.cli.options import AsJson, Memory, Model, print_reads
+from tide_lm.cli.output import print_json
 from tide_lm.cli.progress import working
-from tide_lm.cli.texts import Memory, tell_reads
 
 if TYPE_CHECKING:
     from tide_lm.model.opened import OpenedModel
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
+    model: Model,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(help="What to go on from; `-` reads it from stdin.", metavar="PROMPT"),
@@ -55,7 +55,7 @@ def command(
     started = time.monotonic()
     generations, first = _generate(opened, texts, max_new_tokens, sampling, streamed=not as_json)
     seconds, tokens = time.monotonic() - started, sum(one["tokens"] for one in generations)
-    tell_reads(opened)
+    print_reads(opened)
     if as_json:
         rates = {"seconds": seconds, "first_token_s": first - started, "tokens_per_s": tokens / seconds}
         print_json({"generations": generations, **rates})

@@ -3,11 +3,9 @@
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(result: Any) -> None:
@@ -17,7 +15,7 @@ def print_json(result: Any) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: bool = True
 ) -> None:
-    """A table; if its columns after the first hold numbers, they are aligned right."""
+    """Print a table; with `numbers`, the columns after the first are aligned right."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -34,6 +32,24 @@ def print_table(
     # In a narrow one, numbers would be cut; and a file has no width.
     console.width = max(console.width, 80) if console.is_terminal else 120
     console.print(table)
+
+
+def number(value: float | None, form: str = ",.3f") -> str:
+    """Format a number; one that is not known is a dash, and one beyond a million has a power of ten."""
+    return "-" if value is None else f"{value:{form}}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+def pairs(result: dict[str, Any], *left_out: str) -> list[tuple[str, str]]:
+    """Return the rows of a table of names and values."""
+    return [(name.replace("_", " "), _cell(value)) for name, value in result.items() if name not in left_out]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count:,} {name}" for name, count in value.items())
+    if isinstance(value, float):
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def defer_to_first() -> None:

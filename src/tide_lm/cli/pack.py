@@ -5,27 +5,25 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import AsJson, Counts, Model, refuse_others, usage_errors
+from tide_lm.cli.output import pairs, print_json, print_table
 from tide_lm.cli.progress import working
-from tide_lm.cli.texts import Counts, refuse_others
 from tide_lm.run import files
 from tide_lm.spec.config import Place, Residence
 
 
 def command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
-    bits: Annotated[int, typer.Option("--bits", help="Of a number: 16, 8, 4, 3 or 2.")] = 4,
-    group: Annotated[int, typer.Option("--group", help="Numbers that share a scale.")] = 32,
-    rank: Annotated[
-        float, typer.Option("--rank", help="The share of the full rank that is kept, at most 1.")
-    ] = 1.0,
+    model: Model,
+    out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
+    bits: Annotated[int, typer.Option(help="Bits per number: 16, 8, 4, 3 or 2.")] = 4,
+    group: Annotated[int, typer.Option(help="Numbers that share a scale.")] = 32,
+    rank: Annotated[float, typer.Option(help="The share of the full rank to keep, at most 1.")] = 1.0,
     blocks: Annotated[
-        str, typer.Option("--blocks", help="Ranks of blocks: even, uneven, or one of all, joint.")
+        str, typer.Option(help="A lower rank of each block (even), or one of all blocks (joint).")
     ] = "even",
     weighted: Annotated[
-        float, typer.Option("--weighted", help="The power of frequencies that rows count by, for a rank.")
+        float, typer.Option(help="With a lower rank: rows count by this power of their tokens' frequency.")
     ] = 0.0,
     counts: Counts = None,
     verify: Annotated[
@@ -33,7 +31,10 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a trained model's tables into a store, to be read from there row by row, or check one."""
+    """Put a trained model's tables into a store, to be read from there row by row, or check one.
+
+    Example: tide-lm pack runs/mine --out mine-4bit --bits 4
+    """
     if verify == (out is not None):
         raise typer.BadParameter("give --out, a folder to write, or --verify, and not both")
     if verify:
@@ -42,8 +43,7 @@ def command(
     if as_json:
         print_json(result)
     else:
-        rows = [(name.replace("_", " "), _said(value)) for name, value in result.items() if name != "store"]
-        print_table(result["store"], ["", ""], rows)
+        print_table(result["store"], ["", ""], pairs(result, "store"))
 
 
 def _verify(model: str) -> dict[str, Any]:
@@ -60,17 +60,14 @@ def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, A
     from tide_lm.compress.pack import STORE, pack
     from tide_lm.model.opened import open_model
 
-    try:
+    with usage_errors():
         chosen = Form(*form)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     files.check_free(out)
     opened = open_model(model, counts=counts)
-    if chosen.weighted and opened.frequencies is None:
-        raise typer.BadParameter("--weighted needs to know how frequent tokens are: give --counts")
-    known = None if opened.frequencies is None else opened.frequencies.counts_V
+    frequencies = opened.bins if chosen.weighted else opened.frequencies
+    counts_V = None if frequencies is None else frequencies.counts_V
     with working(f"Packing {model}"):
-        header = pack(opened.tide, out, chosen, known, opened.tokenizer.save_pretrained)
+        header = pack(opened.tide, out, chosen, counts_V, opened.tokenizer.save_pretrained)
     whole = 2 * header.vocab_size * header.blocks * header.hidden
     return {
         "store": str(out / STORE),
@@ -82,9 +79,3 @@ def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, A
         "stride": header.stride,
         "padding": header.padding,
     }
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{100 * value:.1f} %"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import AsJson
+from tide_lm.cli.output import print_json, print_table
 from tide_lm.cli.progress import working
 
 if TYPE_CHECKING:

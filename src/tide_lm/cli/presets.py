@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json, print_table
+from tide_lm.cli.options import AsJson
+from tide_lm.cli.output import print_json, print_table
 from tide_lm.spec import presets
 from tide_lm.spec.estimate import count_parameters
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.listening import check_free
+from tide_lm.cli.options import check_address
 from tide_lm.run.directory import check_exists, exported
 from tide_lm.spec.config import ModelConfig
 
@@ -36,7 +36,7 @@ def command(
     check_exists(model)
     if Path(folder).exists():
         ModelConfig.from_folder(Path(folder))
-    check_free(host, port)
+    check_address(host, port)
     typer.echo(f"{server} serves the model {folder!r} at http://{host}:{port}/v1", err=True)
     # The server has this process's signals, and imports nothing from the folder in which it was called.
     os.execve(sys.executable, [sys.executable, *call], {**os.environ, "PYTHONSAFEPATH": "1"})

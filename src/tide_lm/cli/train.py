@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.output import AsJson, defer_to_first, print_json, print_table
+from tide_lm.cli.options import AsJson
+from tide_lm.cli.output import defer_to_first, print_json, print_table
 from tide_lm.cli.progress import training_progress
 from tide_lm.run.directory import RunDirectory, exported
 from tide_lm.run.settings import RunConfig, flat

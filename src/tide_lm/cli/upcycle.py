@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.output import AsJson, print_json
+from tide_lm.cli.options import AsJson, refuse_others
+from tide_lm.cli.output import print_json
 from tide_lm.cli.progress import tidy_end, writing_progress
-from tide_lm.cli.texts import refuse_others
 from tide_lm.run import files
 from tide_lm.run.directory import check_exists, exported
 

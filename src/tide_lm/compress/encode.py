@@ -16,55 +16,53 @@ from tide_lm.model import EmbeddingMemory
 from tide_lm.store.codec import RowCodec
 from tide_lm.store.format import Header, checksum
 
-_AT_ONCE = 1024
-
-
-Spread = Literal["even", "uneven", "joint"]
+_ROWS_AT_ONCE = 1024
+Blocks = Literal["even", "joint"]
 
 
 @dataclass(frozen=True)
 class Form:
-    """How rows are stored: `bits` a number, and what `rank` of it is kept, a share of the full one.
+    """How rows are stored: in numbers of so many `bits`, and in a `rank` that is a share of the full one.
 
-    The blocks have `"even"` shares, as in the paper; or `"uneven"` ones, as their squares call for; or the
-    rank is that of all K x D numbers together, `"joint"`. The directions that are kept lose least of rows
-    that count by `weighted`, a power of their tokens' frequencies: 0 for all alike.
+    With `"even"` blocks each has that share, as in the paper; `"joint"` ones have one basis for the K x D
+    numbers of a row. The basis keeps most of the rows, which count by `weighted`, a power of their tokens'
+    frequencies: 0 for all alike.
     """
 
     bits: int = 4
     group: int = 32
     rank: float = 1.0
-    blocks: Spread = "even"
+    blocks: Blocks = "even"
     weighted: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rank <= 1:
             raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
-        if self.blocks not in get_args(Spread):
-            raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Spread))}")
+        if self.blocks not in get_args(Blocks):
+            raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Blocks))}")
         if not 0 <= self.weighted <= 1:
             raise ValueError(f"weighted is {self.weighted}: it is a power of frequencies, from 0 to 1")
         if self.rank == 1 and (self.weighted or self.blocks != "even"):
-            raise ValueError("which directions are kept matters with a lower rank alone: give one below 1")
+            raise ValueError("blocks and weighted are for a lower rank: give one below 1, or leave them out")
         RowCodec(1, self.bits, self.group)  # which checks them
 
     def __str__(self) -> str:
         if self.rank == 1:
             return f"{self.bits} bits"
-        how = "" if self.blocks == "even" else f", {self.blocks}"
+        how = "" if self.blocks == "even" else ", joint"
         weighted = f", weighted {self.weighted:g}" if self.weighted else ""
         return f"{self.bits} bits, rank {self.rank:g}{how}{weighted}"
 
     def size(self, blocks: int, hidden: int) -> int:
-        """How many numbers a row has, or each of its blocks if they have even shares."""
+        """Return how many numbers a row has, or with even blocks each of its blocks."""
         return max(1, math.ceil(self.rank * (hidden if self.blocks == "even" else blocks * hidden)))
 
 
 def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
-    """What layers receive, U x K x D at once, in the order of tokens: with norm and gain, in float32."""
-    for start in range(0, len(memory.weight), _AT_ONCE):
+    """Yield what layers receive, U x K x D, in the order of tokens: with norm and gain, in float32."""
+    for start in range(0, len(memory.weight), _ROWS_AT_ONCE):
         with torch.no_grad():
-            rows_UKD = memory.norm(memory.weight[start : start + _AT_ONCE].float())
+            rows_UKD = memory.norm(memory.weight[start : start + _ROWS_AT_ONCE].float())
         if not (finite := rows_UKD.isfinite().all(-1)).all():
             row, block = (~finite).nonzero()[0].tolist()
             raise ValueError(
@@ -73,13 +71,13 @@ def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
         yield rows_UKD
 
 
-Directions = tuple[tuple[torch.Tensor, torch.Tensor], ...]  # eigenvalues and vectors of each space
+Directions = tuple[torch.Tensor, ...]  # eigenvectors of each space, those that keep most last
 
 
 class Encoder:
-    """A memory's rows in a form: `header` and `sections` of their store, and `rows`, as bytes.
+    """The rows of a memory in a form: `header` and `sections` of their store, and `rows` as bytes.
 
-    `known` keeps what takes longest to find, for other forms of the same memory.
+    `known` keeps the eigenvectors, which take longest to find, for other forms of the same memory.
     """
 
     def __init__(
@@ -102,7 +100,9 @@ class Encoder:
             which = (form.blocks == "joint", form.weighted)
             if which not in known:
                 known[which] = self._directions()
-            self.ranks, self._basis = self._kept(known[which])
+            size = form.size(K, D)
+            kept = [vectors[:, -size:].flip(1).T for vectors in known[which]]
+            self.ranks, self._basis = (size,) * len(kept), torch.cat(kept).float()
         sections = self.sections
         self.header = Header(
             vocab_size=V,
@@ -131,7 +131,7 @@ class Encoder:
         return found
 
     def rows(self) -> Iterator[torch.Tensor]:
-        """Bytes of some rows at once, in the order of tokens, on the device of the tables."""
+        """Yield the bytes of some rows at a time, in the order of tokens, on the device of the tables."""
         codec, columns = self.header.codec, self.sections.get("columns")
         for numbers_UN in self._numbers():
             if columns is not None:
@@ -139,7 +139,7 @@ class Encoder:
             yield codec.encode(numbers_UN)
 
     def _numbers(self) -> Iterator[torch.Tensor]:
-        """Rows, or their coefficients, of which a row is made."""
+        """Yield rows, or with a lower rank their coefficients."""
         for rows_UKD in folded_rows(self.memory):
             if not self.ranks:
                 yield rows_UKD.flatten(1)
@@ -152,25 +152,14 @@ class Encoder:
         return (rows_UKD.flatten(1),) if self.form.blocks == "joint" else rows_UKD.unbind(1)
 
     def _directions(self) -> Directions:
-        """Orthonormal ones, and how much of the rows' squares is in each; the most last."""
+        """Return the eigenvectors of the weighted rows' squares."""
         weights_V = torch.ones(len(self.memory.weight))
         if self.form.weighted:
             assert self.counts_V is not None
             weights_V = torch.from_numpy((self.counts_V + 1.0) ** self.form.weighted).float()
         grams: list[torch.Tensor] = []
-        for rows_UKD, weights_U in zip(folded_rows(self.memory), weights_V.split(_AT_ONCE), strict=True):
+        for rows_UKD, weights_U in zip(folded_rows(self.memory), weights_V.split(_ROWS_AT_ONCE), strict=True):
             scaled = rows_UKD * weights_U.sqrt().to(rows_UKD.device).view(-1, 1, 1)
             found = [part.T.double() @ part.double() for part in self._spaces(scaled)]
             grams = [a + b for a, b in zip(grams, found, strict=True)] if grams else found
-        return tuple(tuple(torch.linalg.eigh(gram)) for gram in grams)
-
-    def _kept(self, directions: Directions) -> tuple[tuple[int, ...], torch.Tensor]:
-        """The ranks of the spaces, and the directions that keep most."""
-        values, vectors = zip(*directions, strict=True)
-        size = self.form.size(*self.memory.weight.shape[1:])
-        ranks = [size] * len(directions)
-        if self.form.blocks == "uneven":
-            least = torch.cat(values).sort(descending=True).values[size - 1]
-            ranks = [max(1, int((of_block >= least).sum())) for of_block in values]
-        kept = [each[:, -rank:].flip(1).T for each, rank in zip(vectors, ranks, strict=True)]
-        return tuple(ranks), torch.cat(kept).float()
+        return tuple(torch.linalg.eigh(gram).eigenvectors for gram in grams)

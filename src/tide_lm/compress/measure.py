@@ -1,73 +1,73 @@
 """What smaller forms of the tables cost: bytes against perplexity, and against loss by frequency."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tide_lm.compress.encode import Directions, Encoder, Form
-from tide_lm.evaluate.perplexity import TextSize, Windows, losses, read
+from tide_lm.evaluate.perplexity import losses, read
+from tide_lm.evaluate.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 from tide_lm.model.stored import StoredMemory
 
-_SHARES, _POWERS = (0.9, 0.7, 0.5, 0.3, 0.1), (0.5, 1.0)
+_SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)
 FORMS = (
     *(Form(bits) for bits in (16, 8, 4, 3, 2)),
     *(Form(16, rank=share) for share in _SHARES),
     *(Form(16, rank=share, blocks="joint") for share in _SHARES),
-    Form(16, rank=0.5, blocks="uneven"),
-    *(Form(16, rank=0.5, weighted=power) for power in _POWERS),
-    *(Form(16, rank=0.5, blocks="uneven", weighted=power) for power in _POWERS),
-    *(Form(16, rank=0.5, blocks="joint", weighted=power) for power in _POWERS),
-    *(Form(bits, rank=0.5, blocks="joint", weighted=0.5) for bits in (8, 4)),
-    *(Form(bits, rank=0.75, blocks="joint", weighted=0.5) for bits in (8, 4)),
+    *(Form(bits, rank=0.5, blocks="joint", weighted=0.5) for bits in (16, 8, 4)),
 )
+
+
+def forms_named(names: Sequence[str]) -> list[Form]:
+    """Return the forms that are called so, such as "4 bits"."""
+    known = {str(form): form for form in FORMS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{unknown[0]!r} is no form of tables: choose from {', '.join(map(repr, known))}")
+    return [known[name] for name in names]
 
 
 def measure(
     opened: OpenedModel,
-    forms: Sequence[Form],
-    texts: Mapping[str, Path],
-    windows: Windows,
-    text_field: str = "text",
-    tell: Callable[[str], None] = lambda line: None,
+    settings: TextSettings | None = None,
+    forms: Sequence[Form] | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Perplexity of each text with the tables as they are, and in each form.
+    """Return the perplexity of each text with the tables as they are, and in each form.
 
+    Without `forms` these are all of `FORMS` that can be made: weighted ones need the frequencies of tokens.
     `bytes` are those of a store, and `relative_bytes` those over the tables in 16 bits.
     """
-    model, counts = opened.tide, opened.frequencies
+    frequencies = opened.frequencies
+    if forms is None:
+        forms = [form for form in FORMS if frequencies is not None or not form.weighted]
+    elif any(form.weighted for form in forms):
+        frequencies = opened.bins
+    texts, windows = (settings or TextSettings()).resolve(opened)
+    model, counts_V = opened.tide, None if frequencies is None else frequencies.counts_V
     tables = model.model.tables
     assert tables is not None
-
     batches = {
-        name: list(read(text, text_field, opened.tokenizer, opened.vocabulary, windows, TextSize()))
-        for name, text in texts.items()
+        name: list(read(text, opened.tokenizer, opened.vocabulary, windows)) for name, text in texts.items()
     }
 
     def by_text() -> dict[str, Any]:
-        return {name: losses(model, some, counts) for name, some in batches.items()}
+        return {name: losses(model, some, frequencies) for name, some in batches.items()}
 
-    tell("as trained")
+    log("as trained")
     whole, records = by_text(), []
     known: dict[tuple[bool, float], Directions] = {}
     for form in forms:
-        tell(str(form))
-        encoder = Encoder(tables, form, "0" * 64, None if counts is None else counts.counts_V, known)
+        log(str(form))
+        encoder = Encoder(tables, form, "0" * 64, counts_V, known)
         size = encoder.header.file_bytes
         model.model.memory = held(encoder)
         try:
-            records.append(
-                {
-                    "form": str(form),
-                    **asdict(form),
-                    "bytes": size,
-                    "relative_bytes": size / (2 * tables.weight.numel()),
-                    "texts": by_text(),
-                }
-            )
+            about = {"form": str(form), **asdict(form), "bytes": size}
+            about["relative_bytes"] = size / (2 * tables.weight.numel())
+            records.append(about | {"texts": by_text()})
         finally:
             model.model.memory = tables
     return {"as_trained": whole, "forms": records}

@@ -25,17 +25,20 @@ from tide_lm.data.frequency import FrequencyBins, LossByBin
 from tide_lm.data.shards import MANIFEST, TokenSplit
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
 
-Progress = Callable[[int], None]
 HELD_OUT_PIECE = 2**16  # tokens
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How a text is cut: windows of `size` tokens, one every `stride`, so many at once."""
+    """How a text is read: windows of `size` tokens, one every `stride`, `batch` of them at once.
+
+    Records hold their text in `text_field`.
+    """
 
     size: int
     stride: int
     batch: int = 8
+    text_field: str = "text"
 
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= self.size:
@@ -154,14 +157,13 @@ def batched(windows: Iterable[Window], size: int) -> Iterator[tuple[torch.Tensor
 
 def read(
     text: str | Path,
-    text_field: str,
     tokenizer: PreTrainedTokenizerBase,
     vocabulary: int,
     windows: Windows,
-    size: TextSize,
+    size: TextSize | None = None,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of a text, as `batched` gives them, if it fills a window and its ids fit the model."""
-    documents = document_tokens(str(text), text_field, tokenizer, size)
+    """Yield the batches of a text; it must fill a window, and its ids must fit the model."""
+    documents = document_tokens(str(text), windows.text_field, tokenizer, size or TextSize())
     tokens = 0
     for ids, predicted in batched(
         (window for document in documents for window in cut(document, windows)), windows.batch
@@ -189,17 +191,20 @@ def losses(
     model: PreTrainedModel,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     bins: FrequencyBins | None = None,
-    progress: Progress = lambda tokens: None,
+    log: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Perplexity and mean loss of what batches predict, and the loss by decile if bins are given."""
+    """Return the perplexity and mean loss of batches, and the loss by decile if bins are given.
+
+    `options` go to the model's forward.
+    """
     found = LossByBin(bins or FrequencyBins.none(model.get_input_embeddings().num_embeddings))
     tokens = 0
     for ids, predicted in batches:
         ids, predicted = ids.to(model.device), predicted[:, 1:].to(model.device)
         found.add(token_losses(model, ids[:, :-1], ids[:, 1:], **options)[predicted], ids[:, 1:][predicted])
         tokens += int(predicted.sum())
-        progress(tokens)
+        log(f"{tokens:,} tokens")
     result = found.result()
     if not math.isfinite(result["loss"] * tokens):
         raise ValueError(f"the loss is {result['loss']}: the model's weights are damaged")
@@ -214,11 +219,10 @@ def perplexity(
     text: str | Path,
     windows: Windows,
     bins: FrequencyBins | None = None,
-    text_field: str = "text",
-    progress: Progress = lambda tokens: None,
+    log: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Loss and perplexity by token and by word, bits a byte, and the loss by decile if bins are given.
+    """Return loss and perplexity per token and per word, bits per byte, and the loss by decile with bins.
 
     `options` go to the model's forward.
     """
@@ -227,11 +231,11 @@ def perplexity(
     seen = hashlib.sha256()
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for ids, predicted in read(text, text_field, tokenizer, vocabulary, windows, size):
+        for ids, predicted in read(text, tokenizer, vocabulary, windows, size):
             seen.update(ids[predicted].numpy().tobytes())
             yield ids, predicted
 
-    result = losses(model, batches(), bins, progress, **options)
+    result = losses(model, batches(), bins, log, **options)
     nats = result["loss"] * result["tokens"]
     return {
         "source": str(text),

@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.data.sources import json_lines
-from tide_lm.evaluate.benchmarks import LAMBADA, TASKS, average, find_records, in_order, task_result
 from tide_lm.evaluate.perplexity import check_ids
+from tide_lm.evaluate.tasks import LAMBADA, TASKS, average, find_records, in_order, task_result
 
 Record = dict[str, Any]
 UNLIMITED = 10**9  # a tokenizer without a length of its own gives more
@@ -55,7 +55,7 @@ def score(
     batch: int = 32,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """What `benchmarks.run` returns for a folder; `limit` takes the first records of each task.
+    """What `tasks.run` returns for a folder; `limit` takes the first records of each task.
 
     The model is left in evaluation mode.
     """

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,7 +28,7 @@ from tide_lm.model.pretrained import check_place, store_path
 from tide_lm.run import checkpoint
 from tide_lm.run.directory import RunDirectory, check_exists, write_result
 from tide_lm.run.settings import RunConfig
-from tide_lm.spec.config import Place, Residence
+from tide_lm.spec.config import ModelConfig, Place, Residence
 from tide_lm.store.format import StoreError
 from tide_lm.store.reader import StoreFile
 
@@ -68,6 +69,12 @@ class OpenedModel:
     @property
     def vocabulary(self) -> int:
         return self.config.get_text_config().vocab_size
+
+    @property
+    def shape(self) -> ModelConfig:
+        if not isinstance(self.config, LlamaConfig):
+            raise ValueError(f"{self.name} is no Llama, and only that architecture is counted")
+        return ModelConfig.from_values(self.config.to_dict())
 
     @property
     def bins(self) -> FrequencyBins:

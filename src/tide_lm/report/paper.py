@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tide_lm.evaluate import benchmarks
+from tide_lm.evaluate import tasks
 
 
 class Updates(NamedTuple):
@@ -23,7 +23,7 @@ TABLE_1 = (
 )
 
 # lm-eval's names, and those of Table 2's columns.
-TASKS = {name: task.title for name, task in benchmarks.TASKS.items()}
+TASKS = {name: task.title for name, task in tasks.TASKS.items()}
 
 
 class Benchmarks(NamedTuple):

@@ -17,7 +17,7 @@ from command import tide_lm
 from huggingface_hub import constants
 from tokenizers.processors import TemplateProcessing
 
-from tide_lm.evaluate import benchmarks
+from tide_lm.evaluate import tasks as lm_eval_tasks
 
 SENTENCE = "every layer knows the token beneath the context and adds what it has seen of it"
 WORDS = SENTENCE.split()
@@ -98,7 +98,7 @@ def model(tiny_model, tokenizer):
 
 
 def tasks_of(folder: Path) -> list[str]:
-    return [name for name in benchmarks.TASKS if list(folder.glob(f"{name}_*"))]
+    return [name for name in lm_eval_tasks.TASKS if list(folder.glob(f"{name}_*"))]
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def best(model, tokenizer, context: str, answers: list[str], by_length: bool) ->
 
 
 def test_scores_are_those_of_a_few_lines(model, tokenizer, records):
-    found = benchmarks.run(model, tokenizer, str(records), tasks_of(records), batch=3)
+    found = lm_eval_tasks.run(model, tokenizer, str(records), tasks_of(records), batch=3)
     by_length, plain = (
         sum(
             "ABCD"[best(model, tokenizer, f"Question: {a['question']}\nAnswer:", a["choices"]["text"], norm)]
@@ -166,7 +166,7 @@ def test_a_model_of_known_answers_has_known_scores(model, tokenizer, records, tm
     with torch.no_grad():
         model.lm_head.weight.zero_()
     model.lm_head.register_forward_hook(lambda _, __, logits: logits + bonus)
-    found = benchmarks.run(
+    found = lm_eval_tasks.run(
         model, tokenizer, str(tmp_path / "records"), ["sciq", "boolq", "lambada_openai"], limit=4
     )
     assert list(found["tasks"]) == ["boolq", "lambada_openai", "sciq"]
@@ -197,7 +197,7 @@ def test_prompts_begin_with_bos_if_the_tokenizer_adds_it(model, tokenizer, recor
         own.backend_tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 0)])
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    found = benchmarks.run(model, own, str(records), ["boolq"], limit=2)
+    found = lm_eval_tasks.run(model, own, str(records), ["boolq"], limit=2)
     assert found["bos"] is adds
     assert all((ids[:, 0] == 0).all() == adds for ids in seen)
     assert own.pad_token is None  # lm-eval gave one to a copy
@@ -213,7 +213,7 @@ def test_a_folder_needs_no_network_and_nothing_goes_to_stdout(model, tokenizer, 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     seen = []
     model.register_forward_pre_hook(lambda *_: seen.append(constants.HF_HUB_OFFLINE))
-    benchmarks.run(model, tokenizer, str(records), ["boolq", "lambada_openai"], limit=2)
+    lm_eval_tasks.run(model, tokenizer, str(records), ["boolq", "lambada_openai"], limit=2)
     assert all(seen)
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
@@ -225,14 +225,14 @@ def test_a_folder_needs_no_network_and_nothing_goes_to_stdout(model, tokenizer, 
 def test_tasks_differ_from_those_of_lm_eval_in_their_data_alone(tmp_path):
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    for name, task in benchmarks.TASKS.items():
+    for name, task in lm_eval_tasks.TASKS.items():
         (tmp_path / f"{name}_{task.splits[-1]}.jsonl").touch()
     data = {"dataset_path", "dataset_name", "dataset_kwargs"}
     splits = {"training_split", "validation_split", "test_split"}
-    for path in benchmarks.write_tasks(tmp_path, tmp_path / "tasks"):
-        task = benchmarks.TASKS[path.stem]
+    for path in lm_eval_tasks.write_tasks(tmp_path, tmp_path / "tasks"):
+        task = lm_eval_tasks.TASKS[path.stem]
         ours = load_yaml(path, resolve_func=False)
-        theirs = load_yaml(benchmarks._definition(path.stem), resolve_func=False)
+        theirs = load_yaml(lm_eval_tasks._definition(path.stem), resolve_func=False)
         assert {key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)} <= data | splits
         assert (theirs.get("test_split") or theirs["validation_split"]) == task.splits[0]
         assert "num_fewshot" not in theirs
@@ -247,7 +247,7 @@ def both_ways(trained, records, tmp_path_factory):
     folder = shutil.copytree(records, top / "records")
     real = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
     for name in REAL if real.exists() else []:
-        split = benchmarks.TASKS[name].splits[-1]
+        split = lm_eval_tasks.TASKS[name].splits[-1]
         shutil.copy(real / f"{name}_{split}.jsonl.gz", folder)
     tasks = tasks_of(folder)
 
@@ -256,7 +256,7 @@ def both_ways(trained, records, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     ours = json.loads((top / "run" / "results" / "benchmarks.json").read_text())
 
-    benchmarks.write_tasks(folder, top / "tasks", tasks)
+    lm_eval_tasks.write_tasks(folder, top / "tasks", tasks)
     command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--tasks", ",".join(tasks)]
     command += ["--model_args", f"pretrained={trained / 'export'},trust_remote_code=True", "--device", "cpu"]
     command += ["--batch_size", "8", "--limit", "8", "--include_path", str(top / "tasks")]
@@ -314,7 +314,7 @@ def test_the_command_prints_the_papers_columns_as_rows(trained, records, tmp_pat
     ("arguments", "message"),
     [
         (["--limit", "3"], "give --benchmarks"),
-        (["--benchmarks", "hub", "--text", "a.txt"], "--text is not of benchmarks"),
+        (["--benchmarks", "hub", "--text", "a.txt"], "--text does nothing with --benchmarks"),
     ],
 )
 def test_a_wrong_call_says_why(arguments, message):
@@ -334,26 +334,26 @@ def test_a_wrong_call_says_why(arguments, message):
 )
 def test_what_is_missing_is_named(records, tasks, message):
     with pytest.raises(ValueError, match=message):
-        benchmarks.check(str(records), tasks)
+        lm_eval_tasks.check(str(records), tasks)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="nowhere is not a folder"):
-        benchmarks.check(str(tmp_path / "nowhere"))
+        lm_eval_tasks.check(str(tmp_path / "nowhere"))
 
 
 def test_records_of_another_shape_are_named(model, tokenizer, tmp_path):
     (tmp_path / "piqa_validation.jsonl").write_text('{"prompt": "a"}\n')
     with pytest.raises(ValueError, match="the records of piqa cannot be had"):
-        benchmarks.run(model, tokenizer, str(tmp_path), ["piqa"])
+        lm_eval_tasks.run(model, tokenizer, str(tmp_path), ["piqa"])
 
 
 def test_the_hub_out_of_reach_is_said(model, tokenizer):
     with pytest.raises(ValueError, match=r"cannot be had from hub .*give a folder"):
-        benchmarks.run(model, tokenizer, "hub", ["sciq"])
+        lm_eval_tasks.run(model, tokenizer, "hub", ["sciq"])
 
 
 def test_without_the_extra_the_install_command_is_named(monkeypatch, records):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     with pytest.raises(ValueError, match=r"pip install 'tide-lm\[eval\]'"):
-        benchmarks.check(str(records), ["boolq"])
+        lm_eval_tasks.check(str(records), ["boolq"])

@@ -1,0 +1,76 @@
+"""The paper's diagnostics by name: each looks at an opened model and returns numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tide_lm.evaluate.texts import TextSettings
+    from tide_lm.model.opened import OpenedModel
+
+
+class Analysis(StrEnum):
+    norms = "norms"
+    updates = "updates"
+    gradients = "gradients"
+    collapse = "collapse"
+    routing = "routing"
+    layer_drop = "layer-drop"
+    distances = "distances"
+    neighbours = "neighbours"
+    footprint = "footprint"
+
+
+OF_TEXTS = {Analysis.routing, Analysis.layer_drop}
+OF_MEMORY = OF_TEXTS | {Analysis.distances, Analysis.neighbours}
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """What analyses are asked: routing and layer-drop read `texts`, collapse has `delta`, neighbours `words`.
+
+    `tokens`, `batch` and `sequence` are those of the training whose updates are expected.
+    """
+
+    texts: "TextSettings | None" = None
+    delta: float = 0.1
+    words: Sequence[str] = ()
+    tokens: float = 200e9
+    batch: int = 8
+    sequence: int = 2048
+
+
+def analyze(
+    what: Analysis | str,
+    opened: "OpenedModel",
+    settings: AnalysisSettings | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Return the numbers of one analysis; `opened.write` keeps them in the results of the model's run."""
+    from tide_lm.analysis import collapse, footprint, gradients, layer_drop, norms, routing, tables, updates
+    from tide_lm.evaluate.texts import TextSettings
+
+    what, settings = Analysis(what), settings or AnalysisSettings()
+    texts = settings.texts or TextSettings()
+    if what in OF_MEMORY:
+        opened.check_memory()
+    match what:
+        case Analysis.norms:
+            return norms.norms(opened, log)
+        case Analysis.updates:
+            return updates.updates(opened.bins, settings.tokens, settings.batch, settings.sequence)
+        case Analysis.gradients:
+            return gradients.gradients(opened.owner or opened.run, opened.bins)
+        case Analysis.collapse:
+            return collapse.collapse(opened, settings.delta, log)
+        case Analysis.routing:
+            return routing.routing(opened, texts, log)
+        case Analysis.layer_drop:
+            return layer_drop.layer_drop(opened, texts, log)
+        case Analysis.distances:
+            return tables.distances(opened)
+        case Analysis.neighbours:
+            return tables.neighbours(opened, settings.words)
+        case Analysis.footprint:
+            return footprint.footprint(opened.shape)

@@ -1,0 +1,115 @@
+"""Options that several commands share, and checks of what is given to a command."""
+
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tide_lm.spec.config import Residence
+
+if TYPE_CHECKING:
+    from tide_lm.model.opened import OpenedModel
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Make a ValueError within one of the call: exit status 2 instead of 1, with the command's usage."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _residence(text: str) -> Residence:
+    with usage_errors():
+        return Residence.parse(text)
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = Annotated[str, typer.Argument(help="A run, a checkpoint, a folder or a name on the Hub.")]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        show_default="the held-out part of the run's data",
+        help="A file, folder or glob to read, prepared data, or NAME=FILE; repeatable.",
+    ),
+]
+TextField = Annotated[str, typer.Option(help="The field of a record that holds its text.")]
+Counts = Annotated[
+    Path | None, typer.Option(help="Prepared data or a file of token counts, instead of the run's data.")
+]
+Window = Annotated[
+    int | None, typer.Option(min=2, show_default="the training sequence", help="Tokens per window.")
+]
+Stride = Annotated[
+    int | None, typer.Option(min=1, show_default="half a window", help="Tokens from one window to the next.")
+]
+Batch = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]
+Run = Annotated[
+    Path | None,
+    typer.Option(show_default="the model's run, or runs/NAME", help="The run whose results/ to fill."),
+]
+Memory = Annotated[
+    Residence | None,
+    typer.Option(
+        metavar="device|cpu|store[:MIB]",
+        parser=_residence,
+        show_default="device",
+        help="Where a packed model keeps its rows; MIB is the cache of a store, 64 by default.",
+    ),
+]
+
+
+def named_texts(texts: list[str] | None) -> dict[str, Path]:
+    """Return each text by its name: the one given, or the file's."""
+    found: dict[str, Path] = {}
+    for text in texts or ():
+        name, equals, path = text.partition("=")
+        if equals and not (name and path):
+            raise typer.BadParameter(f"--text {text!r} is not NAME=FILE: write both")
+        if not equals or Path(text).exists():
+            name, path = Path(text).name.split(".")[0], text
+        if name in found:
+            raise typer.BadParameter(f"two texts are called {name!r}: name them, as in --text {name}2={path}")
+        found[name] = Path(path)
+    return found
+
+
+def refuse_others(context: typer.Context, used: Collection[str], what: str) -> None:
+    """Name an option that was given although `what` does not read it."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in used:
+            raise typer.BadParameter(f"{parameter.opts[0]} does nothing with {what}: leave it out")
+
+
+def print_reads(opened: "OpenedModel") -> None:
+    """Print what was read from a store, if the model's rows are in one."""
+    memory = getattr(opened.model.base_model, "memory", None) if "model" in vars(opened) else None
+    reads = getattr(memory, "counters", None)
+    if reads is not None and reads.hits + reads.misses:
+        typer.echo(
+            f"rows from the store: {reads.hits:,} were in memory and {reads.misses:,} were read, "
+            f"{reads.bytes / 1e6:,.1f} MB; {reads.waits:,} waits, {reads.seconds:.2f} s",
+            err=True,
+        )
+
+
+def check_address(host: str, port: int) -> None:
+    """Check that the port is free, before a model is loaded for nothing."""
+    if not host:
+        raise ValueError("--host is empty: give an address, such as 127.0.0.1")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        cause = error.strerror or error
+        raise ValueError(
+            f"cannot listen at {host}:{port} ({cause}): choose another --port or --host"
+        ) from error

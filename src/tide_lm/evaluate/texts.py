@@ -1,0 +1,109 @@
+"""Evaluate an opened model on texts, and the checkpoints of a run one after the other."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tide_lm.data import shards, sources
+from tide_lm.evaluate.perplexity import Windows, perplexity
+from tide_lm.model.opened import OpenedModel, open_model, owning_run
+from tide_lm.run import checkpoint
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.provenance import provenance
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """Texts by name, and how they are read.
+
+    What is not given comes from the run of a model: its held-out text, and its training sequence as `window`.
+    """
+
+    texts: Mapping[str, Path] = field(default_factory=dict)
+    text_field: str = "text"
+    window: int | None = None
+    stride: int | None = None
+    batch: int = 8
+
+    def resolve(self, opened: OpenedModel) -> tuple[dict[str, Path], Windows]:
+        """Return the texts, which must be there, and the windows that a model reads them in."""
+        return self._texts(opened), self._windows(opened)
+
+    def _texts(self, opened: OpenedModel) -> dict[str, Path]:
+        for path in self.texts.values():
+            if not (path / shards.MANIFEST).exists():
+                sources.parts(str(path), self.text_field)
+        if self.texts:
+            return dict(self.texts)
+        if opened.data is None or not opened.data.exists():
+            where = f" at {opened.data.absolute()}" if opened.data else " known"
+            raise ValueError(f"the training data of {opened.name} are not{where}: give --text")
+        return {"held-out": opened.data}
+
+    def _windows(self, opened: OpenedModel) -> Windows:
+        longest = getattr(opened.config.get_text_config(), "max_position_embeddings", None)
+        size = self.window or opened.sequence or min(longest or 2048, 2048)
+        if longest is not None and size > longest:
+            raise ValueError(f"the window is {size:,}, and {opened.name} reads at most {longest:,}: lower it")
+        return Windows(size, self.stride or max(size // 2, 1), self.batch, self.text_field)
+
+
+def evaluate_texts(
+    opened: OpenedModel,
+    settings: TextSettings | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Return perplexity, and loss by decile where frequencies are known, of each text by its name."""
+    texts, windows = (settings or TextSettings()).resolve(opened)
+    found = {}
+    for name, path in texts.items():
+
+        def log_text(line: str, name: str = name) -> None:
+            log(f"{name}, {line}")
+
+        found[name] = perplexity(opened.model, opened.tokenizer, path, windows, opened.frequencies, log_text)
+    return found
+
+
+def write_texts(opened: OpenedModel, found: Mapping[str, Any]) -> Path:
+    """Write what was found to results/perplexity.json, beside what it has of the same model's other texts."""
+    try:
+        before = json.loads(opened.result("perplexity").read_text(encoding="utf-8"))
+        same = Path(before["subject"]["model"]).resolve() == Path(opened.path).resolve()
+        earlier = before["texts"] if same else {}
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+        earlier = {}
+    made = {name: {**text, "provenance": provenance()} for name, text in found.items()}
+    return opened.write("perplexity", {"texts": earlier | made})
+
+
+def evaluate_checkpoints(
+    run: str,
+    settings: TextSettings | None = None,
+    counts: Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Return the perplexity of each text at each checkpoint of a run; damaged ones are left out."""
+    owner, _ = owning_run(run)
+    if owner is None or not (steps := checkpoint.steps(RunDirectory(owner).checkpoints)):
+        raise ValueError(f"{run} has no checkpoints: give the directory of a run")
+    points, found = [], {}
+    for step in steps:
+        log(f"step {step:,} ...")
+        try:
+            opened = open_model(str(owner), step=step, counts=counts)
+        except checkpoint.DamagedError as error:
+            log(f"left out: {error}")
+            continue
+        found = evaluate_texts(opened, settings)
+        perplexities = {name: text["perplexity"] for name, text in found.items()}
+        points.append({"step": step, "tokens": opened.tokens, "perplexity": perplexities})
+    if not points:
+        raise ValueError(f"every checkpoint of {run} is damaged: put one back")
+    kept = ("source", "sha256", "tokens", "bytes", "window", "stride")
+    return {
+        "points": points,
+        "texts": {name: {key: text[key] for key in kept} for name, text in found.items()},
+    }
