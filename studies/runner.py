@@ -24,12 +24,12 @@ from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.run import files
 from tide_lm.run.directory import write_result
-from tide_lm.run.settings import RunConfig, differences
+from tide_lm.run.settings import RunConfig, compare
 from tide_lm.train.trainer import Trainer
 
 BENCHMARK_RECORDS = 1000  # of each task
 WORDS = ("zinc", "Fred")  # rare and common, each one token
-MAY_DIFFER = ("data.path:", "train.dtype:", "train.compile:")
+MAY_DIFFER = ("data.path", "train.dtype", "train.compile")
 TEXTS = {  # of the folder with the shared data
     "wikitext": "wikitext/wikitext2_raw_test.txt.xz",
     "pubmed": "pubmed/pubmed_abstracts_test.jsonl.xz",
@@ -68,8 +68,8 @@ class Places:
         found = results.read(self.kept, run.slug)
         if not found:
             return None
-        changed = differences(found[0].config, self.config(run))
-        changed = [line for line in changed if not line.startswith(MAY_DIFFER)]
+        changes = compare(found[0].config, self.config(run))
+        changed = [str(change) for change in changes if change.name not in MAY_DIFFER]
         if changed:
             raise ValueError(
                 f"{run.slug} in {self.kept / results.RUNS} has other settings ({'; '.join(changed)}): remove "

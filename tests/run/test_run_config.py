@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tide_lm.run.settings import RECIPES, ModelSection, OptimSection, RunConfig, differences, flat, is_fixed
+from tide_lm.run.settings import RECIPES, Change, ModelSection, OptimSection, RunConfig, compare, flat
 
 SHORT = ["optim.warmup_steps=10"]
 
@@ -38,9 +38,9 @@ def test_a_resumed_run_keeps_its_recipe_and_one_that_names_none_has_the_papers()
     unnamed = {name: section for name, section in paper.items() if name != "recipe"}
     assert RunConfig.load(None, resumed=best).to_dict() == best
     assert RunConfig.load(None, ["train.seed=0"], resumed=unnamed).to_dict() == paper
-    (changed,) = differences(RunConfig.load(None), RunConfig.load(None, ["recipe=paper"], resumed=best))
-    assert changed == "recipe: 'best' -> 'paper'"
-    assert is_fixed(changed)
+    (change,) = compare(RunConfig.load(None), RunConfig.load(None, ["recipe=paper"], resumed=best))
+    assert str(change) == "recipe: 'best' -> 'paper'"
+    assert change.is_fixed
 
 
 def test_a_tiny_preset_has_its_own_settings_and_those_given_win_over_them():
@@ -54,9 +54,8 @@ def test_a_tiny_preset_has_its_own_settings_and_those_given_win_over_them():
 def test_a_resumed_run_keeps_its_settings_and_new_ones_win():
     run = RunConfig.load(None, [*SHORT, "model.preset=base-tiny", "train.seed=3"]).to_dict()
     assert RunConfig.load(None, resumed=run).to_dict() == run
-    assert differences(RunConfig.from_dict(run), RunConfig.load(None, ["train.seed=4"], run)) == [
-        "train.seed: 3 -> 4"
-    ]
+    changes = compare(RunConfig.from_dict(run), RunConfig.load(None, ["train.seed=4"], run))
+    assert changes == [Change("train.seed", 3, 4)]
 
 
 def test_a_run_of_an_earlier_version_keeps_its_settings_but_those_that_are_gone():
@@ -156,7 +155,8 @@ def test_one_block_a_layer_is_of_tide_and_named():
 def test_moments_of_tables_are_chosen_and_named():
     chosen = RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16"])
     assert chosen.table_policy.endswith("row-lazy AdamW, moments in bfloat16")
-    assert is_fixed(*differences(RunConfig.load(None, SHORT), chosen))
+    (change,) = compare(RunConfig.load(None, SHORT), chosen)
+    assert change.is_fixed
     with pytest.raises(ValueError, match=r"'bfloat16'.*round.*beta2"):
         RunConfig.load(None, [*SHORT, "optim.table_moments=bfloat16", "optim.beta2=0.999"])
 
@@ -186,10 +186,10 @@ def test_a_name_that_looks_like_a_number_stays_a_name():
     assert RunConfig.load(None, ['data.path="a b"']).data.path == "a b"
 
 
-def test_differences_are_listed():
+def test_changes_are_listed():
     old, new = RunConfig.load(None, SHORT), RunConfig.load(None, [*SHORT, "train.seed=4"])
-    assert differences(old, new) == ["train.seed: 0 -> 4"]
-    assert differences(old, old) == []
-    assert is_fixed("train.seed: 0 -> 4")
-    assert is_fixed("model.preset: 'a' -> 'b'")
-    assert not is_fixed("optim.max_lr: 1.0 -> 2.0")
+    assert [str(change) for change in compare(old, new)] == ["train.seed: 0 -> 4"]
+    assert compare(old, old) == []
+    assert Change("train.seed", 0, 4).is_fixed
+    assert Change("model.preset", "a", "b").is_fixed
+    assert not Change("optim.max_lr", 1.0, 2.0).is_fixed

@@ -20,7 +20,7 @@ from tide_lm.ops.transfer import upload
 from tide_lm.run import checkpoint, files, process_group
 from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.model_card import model_card
-from tide_lm.run.settings import RunConfig, differences, is_fixed
+from tide_lm.run.settings import RunConfig, compare
 from tide_lm.spec.estimate import count_parameters, train_flops
 from tide_lm.train import optim, parallel
 from tide_lm.train.build import MakeModel, build_objective, build_row_optimizer
@@ -32,6 +32,7 @@ from tide_lm.train.row_optimizer import StepRows, gains_are_zero
 from tide_lm.train.speed import Speedometer, progress_line
 
 NON_FINITE_LIMIT = 3
+FOLDERS = ("data.path", "model.start")  # settings that may change
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -101,16 +102,15 @@ class Trainer:
 
     def _refuse_changes(self, before: dict[str, Any]) -> None:
         """Refuse changed settings; folders may have moved, since checksums identify the data."""
-        changed = differences(RunConfig.from_saved(before), self.config)
-        changed = [line for line in changed if not line.startswith(("data.path:", "model.start:"))]
-        fixed = [line for line in changed if is_fixed(line)]
-        if fixed:
-            raise ValueError(f"{self.run.path} has begun, and cannot change\n  " + "\n  ".join(fixed))
-        if changed and not self.allow_changes:
+        changes = compare(RunConfig.from_saved(before), self.config)
+        changes = [change for change in changes if change.name not in FOLDERS]
+        if fixed := [f"\n  {change}" for change in changes if change.is_fixed]:
+            raise ValueError(f"{self.run.path} has begun, and cannot change{''.join(fixed)}")
+        if changes and not self.allow_changes:
+            lines = "".join(f"\n  {change}" for change in changes)
             raise ValueError(
-                f"the settings differ from those of {self.run.path}:\n  "
-                + "\n  ".join(changed)
-                + "\nput them back, or add --allow-changes"
+                f"the settings differ from those of {self.run.path}:{lines}\n"
+                "put them back, or add --allow-changes"
             )
 
     def train(self) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Dataclasses from plain values; an unknown name or a wrong value is an error that names the setting."""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings section by section; later layers win."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if isinstance(value, Mapping) and name in merged:
+                value = {**section(name, merged[name]), **value}
+            elif isinstance(merged.get(name), Mapping):
+                section(name, value)
+            merged[name] = value
+    return merged
+
+
+def section(name: str, values: Any) -> Mapping[str, Any]:
+    """Return a section's settings, after a check that it is one."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name} is {values!r}: it must be a section of settings")
+    return values
+
+
+def build(kind: type, values: Mapping[str, Any], name: str = "") -> Any:
+    """Build a dataclass, and those within it; `name` is that of the section."""
+    known = get_type_hints(kind)
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+            raise ValueError(f"unknown {f'setting of {name}' if name else 'section'} {key!r}: {hint}")
+    prefix = f"{name}." if name else ""
+    return kind(**{key: check(f"{prefix}{key}", value, known[key]) for key, value in values.items()})
+
+
+def check(name: str, value: Any, kind: Any) -> Any:
+    """Return a value of this kind: a section, one of some choices, a boolean, a string or a number."""
+    if dataclasses.is_dataclass(kind):
+        assert isinstance(kind, type)
+        return build(kind, section(name, value), name)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name} is {value!r}: use one of {', '.join(map(repr, get_args(kind)))}")
+        return value
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {value!r}: it must be of type {kind.__name__}")
+    if kind in (int, float) and not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}: it must be finite and not negative")
+    return value
+
+
+def parse_override(text: str, kind: type) -> dict[str, Any]:
+    """Parse `section.key=value`, or `key=value` for a setting of `kind` that is no section.
+
+    The value is written as in TOML; a string needs no quotes.
+    """
+    name, equals, value = text.partition("=")
+    first, dot, key = name.partition(".")
+    hint = get_type_hints(kind).get(first)
+    is_section = hint is None or dataclasses.is_dataclass(hint)
+    if not equals or (is_section and not dot):
+        raise ValueError(f"{text!r} is not a setting: write section.key=value, or recipe=NAME")
+    if not dot:
+        return {first: _parse(value, str)}
+    return {first: {key: _parse(value, get_type_hints(hint).get(key) if is_section and hint else None)}}
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """Parse a TOML value; what is not valid TOML is a string, and so is what must be one."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if kind is str and not isinstance(value, str) else value
