@@ -102,7 +102,7 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("optim.max_lr=inf", "optim.max_lr is inf"),
         ("train.keep=0", "train.keep is 0: it must be at least 1"),
         ("optim.beta2=1", "they must be below 1"),
-        ("optim.min_lr=1", "optim.min_lr is 1.* max_lr is"),
+        ("optim.min_lr=1", "optim.min_lr is 1.*max_lr is"),
         ("optim.table_moments=float16", "use one of 'float32', 'bfloat16'"),
         ("train.seed=9223372036854775808", "it must be below"),
         ("train.batch=0", "train.batch is 0"),
