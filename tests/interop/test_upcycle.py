@@ -95,7 +95,7 @@ def test_tables_do_not_depend_on_how_many_rows_are_made_at_once(tmp_path, monkey
     llama().save_pretrained(tmp_path / "llama")
     whole = upcycled(tmp_path / "llama", tmp_path / "whole").model.memory.weight
     monkeypatch.setattr("tide_lm.interop.upcycle._AT_ONCE", 10 * 4 * 32)
-    monkeypatch.setattr(streamed_tensors, "_AT_ONCE", 1000)
+    monkeypatch.setattr(streamed_tensors, "_BYTES_PER_READ", 1000)
     parts = upcycled(tmp_path / "llama", tmp_path / "parts")
     assert torch.equal(parts.model.memory.weight, whole)
     assert torch.equal(parts(IDS).logits, llama()(IDS).logits)

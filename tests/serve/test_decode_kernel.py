@@ -16,7 +16,7 @@ from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.ops.decode import SOURCE, DecodeShape
 from tide_lm.ops.nvrtc import compile_source
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.fused import rope_table, row_bytes, shape_of, why_not
+from tide_lm.serve.fused import rope_table, shape_of, why_not
 from tide_lm.serve.stacking import stack_weights
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
@@ -63,7 +63,7 @@ def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotC
         cache.place_B,
         config.rms_norm_eps,
         config.memory_value_scale,
-        None if model.model.memory is None else row_bytes(model.model.memory, token),
+        None if model.model.memory is None else model.model.memory.row_bytes(token),
     )
     return kernel, cache
 
@@ -150,7 +150,7 @@ def test_rows_of_a_lower_rank_or_of_a_file_are_looked_up_by_the_host(tmp_path):
     for form, place in (Form(8, rank=0.5), "device"), (Form(8), "store"):
         pack(model, tmp_path / place, form)
         packed = TideForCausalLM.from_pretrained(tmp_path / place, memory=place)
-        assert row_bytes(packed.model.memory, ids) is None
+        assert packed.model.memory.row_bytes(ids) is None
 
 
 def test_a_model_that_the_kernel_cannot_run_says_why():

@@ -20,6 +20,7 @@ from tide_lm.serve.engine import Engine
 from tide_lm.serve.sampling import Sampling
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig, Place, Residence
+from tide_lm.store.reader import StoreFile
 
 BITS = 4  # of packed rows
 _PEER_TOKENS = 128
@@ -151,7 +152,7 @@ def random_model(
             if store is None:
                 store = Path(folder) / "rows.tide"
                 random_store(store, shape, BITS)
-            model.model.memory.open(store, "0" * 64, residence, torch.device(device))
+            model.model.memory.open(StoreFile(store), residence, torch.device(device))
             yield model
     finally:
         del model

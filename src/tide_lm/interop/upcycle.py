@@ -27,7 +27,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedCo
 from tide_lm.model import TideForCausalLM, streamed_tensors
 from tide_lm.model.config import TideConfig
 from tide_lm.model.initialisation import draw_table, normal
-from tide_lm.model.pretrained import OF_MEMORY
+from tide_lm.model.loading import memory_tensors
 from tide_lm.model.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
 from tide_lm.run import files
 from tide_lm.run.model_card import titled
@@ -117,12 +117,11 @@ def upcycle(
     except StrictDataclassError as error:
         raise ValueError(f"{source.name} cannot have this memory: {error.__cause__ or error}") from error
     shapes = _shapes(source.name, TideForCausalLM, config)
-    tensors = _checked(source, {name: shape for name, shape in shapes.items() if not OF_MEMORY.search(name)})
+    added = memory_tensors(config)
+    tensors = _checked(source, {name: shape for name, shape in shapes.items() if name not in added})
     embedding = tensors["model.embed_tokens.weight"]
     made = {
-        name: _made(name, shape, embedding.dtype, config, seed)
-        for name, shape in shapes.items()
-        if OF_MEMORY.search(name)
+        name: _made(name, shapes[name], embedding.dtype, config, seed) for name in shapes if name in added
     }
     return _write(source, out, tensors | made, config, begin, _card(source, config))
 
@@ -170,11 +169,11 @@ def _shapes(name: str, kind: type[PreTrainedModel], config: PreTrainedConfig) ->
 
 def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Streamed]:
     """A Llama's tensors, all of those that its configuration calls for and no others."""
-    left = re.compile(
-        rf"{OF_MEMORY.pattern}|rotary_emb\.inv_freq$" + (r"|^lm_head\." if source.is_tied else "")
-    )
+    config = source.config
+    of_memory = memory_tensors(config) if isinstance(config, TideConfig) else {}
+    left = re.compile(r"rotary_emb\.inv_freq$" + (r"|^lm_head\." if source.is_tied else ""))
     for name, tensor in source.tensors.items():
-        if name not in shapes and not left.search(name):
+        if name not in shapes and name not in of_memory and not left.search(name):
             raise ValueError(
                 f"{source.name} holds {name}, which its config.json does not call for: correct that file, or "
                 "copy the model again"

@@ -21,7 +21,7 @@ from vllm.sequence import IntermediateTensors
 
 from tide_lm import ops
 from tide_lm.model.config import TideConfig
-from tide_lm.model.pretrained import OF_MEMORY, check_place, store_path
+from tide_lm.model.loading import check_place, memory_tensors, open_store
 from tide_lm.model.stored import StoredMemory
 from tide_lm.model.tide import MemoryNorm
 from tide_lm.spec.config import Place, Residence
@@ -59,10 +59,9 @@ class Memory(nn.Module):
         self.table: VocabParallelEmbedding | None = None
         if config.memory_store is not None:
             self.stored = StoredMemory(config.vocab_size, self.blocks, self.hidden).eval()
-            model, fingerprint = vllm_config.model_config, config.memory_store["fingerprint"]
+            model, device = vllm_config.model_config, torch.device(vllm_config.device_config.device)
             of_hub = {} if model.revision is None else {"revision": model.revision}
-            path, device = store_path(config, model.model, **of_hub), vllm_config.device_config.device
-            self.stored.open(path, fingerprint, self.residence, torch.device(device))
+            self.stored.open(open_store(config, model.model, **of_hub), self.residence, device)
         else:
             self.norm = MemoryNorm(self.blocks, self.hidden, config.rms_norm_eps)
             if self.residence.place is Place.device:
@@ -233,10 +232,12 @@ class TideForCausalLM(llama.LlamaForCausalLM):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """vLLM itself does not miss what has a quantisable kind, as tables and routers do."""
         loaded = super().load_weights(weights)
-        missing = {name for name, _ in self.named_parameters() if OF_MEMORY.search(name)} - loaded
+        held = {name.replace(".table", "") for name in loaded}
+        missing = memory_tensors(self.config).keys() - held
         if missing and not self.loaded:
-            name = min(missing).replace(".table", "")
-            raise ValueError(f"the checkpoint lacks {name}, of the memory: copy it again, or upcycle it")
+            raise ValueError(
+                f"the checkpoint lacks {min(missing)}, of the memory: copy it again, or upcycle it"
+            )
         self.loaded |= loaded
         return loaded
 

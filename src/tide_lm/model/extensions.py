@@ -7,7 +7,7 @@ from tide_lm.model.gate import Gated
 from tide_lm.model.own_block import OwnBlock
 from tide_lm.model.values import RowInValues
 
-EXTENSIONS: dict[str, type[nn.Module]] = {  # by the setting that turns it on
+EXTENSIONS: dict[str, type[RowInValues] | type[OwnBlock] | type[Gated]] = {  # by the setting that turns it on
     "memory_values": RowInValues,
     "memory_own_block": OwnBlock,
     "memory_gate": Gated,

@@ -38,6 +38,13 @@ class Gated(nn.Module):
         super().__init__(config, layer_idx)
         self.memory_gate = MemoryGate(config)
 
+    @staticmethod
+    def tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+        """Return what it adds to a layer's tensors."""
+        D = config.hidden_size
+        matrices = {f"memory_gate.{name}.weight": (D, D) for name in ("gate", "out")}
+        return {**matrices, "memory_gate.norm.weight": (D,)}
+
     def inject(
         self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: Any
     ) -> torch.Tensor:

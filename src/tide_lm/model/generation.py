@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tide_lm.model.stored import ReadAhead, StoredMemory
+from tide_lm.model.stored import ReadAhead
 
 try:
     from transformers.modeling_utils import slice_logits_to_keep
@@ -38,7 +38,8 @@ class TideGeneration(GenerationMixin):
     ) -> Any:
         if kwargs.get("memory") is not None:
             raise ValueError("generate looks the memory up for each new token: leave memory= out")
-        if isinstance(memory := self.model.memory, StoredMemory) and memory.rows is not None:
+        memory = self.model.memory
+        if memory is not None and memory.in_file:
             stopping_criteria = [ReadAhead(memory), *(stopping_criteria or [])]
         return super().generate(
             inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs

@@ -1,10 +1,17 @@
-"""What layers receive of the memory. Shapes: B batch, T tokens, U rows held, K blocks, D hidden."""
+"""What layers receive of the memory, and where it comes from.
 
-from typing import NamedTuple
+Shapes: B batch, T tokens, V vocabulary, U rows held, K blocks, D hidden.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from tide_lm import ops
+from tide_lm.ops.decode import RowBytes
+from tide_lm.store.format import Header
 
 
 class Memory(NamedTuple):
@@ -32,3 +39,37 @@ class LayerMemory(NamedTuple):
     index_BT: torch.Tensor | None
     placeholder: ops.Placeholder | None
     own_row_UD: torch.Tensor
+
+
+class MemorySource(nn.Module):
+    """Where a model's rows come from: tables on its device, tables spread over ranks, or a store.
+
+    A source is called with token ids and returns a `Memory`. What is defined here holds for tables.
+    """
+
+    weight: nn.Parameter  # V x K x D, of tables alone
+    norm: Any
+
+    header: Header | None = None  # of the store that packed rows come from
+    on_device = True  # so that a step on the device can look rows up by itself
+    in_file = False  # so that rows are read when they are asked for
+
+    def rows_of(self, ids_U: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a row for each id; packed rows in this type, tables in their own."""
+        rows_UKD, index_U, _ = self(ids_U, dtype)
+        return rows_UKD if index_U is None else rows_UKD[index_U]
+
+    @property
+    def tables(self) -> Any:
+        """The memory as it is trained."""
+        return self
+
+    def row_bytes(self, ids_1: torch.Tensor) -> RowBytes | None:
+        """Return where a kernel finds the rows of a token by itself; None if the host has to decode them."""
+        return RowBytes(self.weight.flatten(1).view(torch.uint8), ids_1, gains_KD=self.norm.weight)
+
+    def prefetch(self, input_ids: torch.Tensor) -> None:
+        """Begin to read rows that will be looked up next."""
+
+    def save(self, store: Path) -> None:
+        """Save packed rows, which a checkpoint's tensors do not hold."""

@@ -24,13 +24,12 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.model.pretrained import check_place, store_path
+from tide_lm.model.loading import check_place, open_store
 from tide_lm.run import checkpoint
 from tide_lm.run.directory import RunDirectory, check_exists, write_result
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec.config import ModelConfig, Place, Residence
 from tide_lm.store.format import StoreError
-from tide_lm.store.reader import StoreFile
 
 
 @dataclass(frozen=True)
@@ -317,10 +316,7 @@ def _stored_frequencies(
     if not isinstance(config, TideConfig) or config.memory_store is None:
         return None
     with _naming(folder):
-        file = StoreFile(store_path(config, folder))
-        file.check_model(
-            vocab_size=config.vocab_size, blocks=config.num_memory_blocks, hidden=config.hidden_size
-        )
+        file = open_store(config, folder)
     if "counts" not in file.header.sections:
         return None
     return FrequencyBins.from_counts(file.section("counts").astype(np.int64), tokenizer)

@@ -22,6 +22,11 @@ class OwnBlock(nn.Module):
         weights = type("RouterWeights", (AmongAllBlocks, type(self.router_weights)), {})
         self.router_weights = weights(layer_idx % config.num_memory_blocks, config.num_memory_blocks)
 
+    @staticmethod
+    def tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+        """Return what it adds to a layer's tensors: nothing, and its router is smaller."""
+        return {}
+
     def inject(
         self, h: torch.Tensor | None, update: torch.Tensor | None, logits: torch.Tensor, memory: Any
     ) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Initialisation, loading and saving of TIDE models, as transformers does it."""
 
 import os
-import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,40 +9,11 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
-from transformers.utils import cached_file
 
+from tide_lm.model import loading
 from tide_lm.model.config import TideConfig
 from tide_lm.model.initialisation import normal, resize_rows, shard_like
-from tide_lm.model.stored import StoredMemory
-from tide_lm.run import files
 from tide_lm.spec.config import Place, Residence
-from tide_lm.store.format import StoreError
-
-_OF_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-OF_MEMORY = re.compile(r"\bmemory\.|\.router\.|\.(value|memory)_gate\.")
-_SWITCHES = {".value_gate.": "memory_values", ".memory_gate.": "memory_gate"}  # by what they add
-
-
-def check_place(config: TideConfig, model: str, memory: Place | str | None) -> None:
-    """Check where rows are wanted: a packed model's may be anywhere, and tables on the device alone."""
-    if memory in (Place.cpu, Place.store) and config.memory_store is None:
-        lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
-        if not config.num_memory_blocks:
-            lacks = "is a base model, without any memory: leave that out"
-        raise ValueError(f"memory is to be in {str(memory)!r}, and {model!r} {lacks}")
-
-
-def store_path(config: TideConfig, model: str, **of_hub: Any) -> Path:
-    """A packed model's store, which comes from the Hub unless the model is a folder here."""
-    assert config.memory_store is not None
-    name = config.memory_store["file"]
-    path = Path(model, of_hub.get("subfolder") or "", name)
-    if Path(model).is_dir() and not path.is_file():
-        raise StoreError(
-            f"{path} is not there, and has the rows of this packed model: copy it again, or pack the model "
-            "again with `tide-lm pack`"
-        )
-    return Path(cached_file(model, name, **of_hub))
 
 
 class TidePreTrainedModel(LlamaPreTrainedModel):
@@ -76,12 +47,9 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
 
     @property
     def tables(self) -> Any:
-        """The memory as it is trained."""
-        if isinstance(memory := self.base_model.memory, StoredMemory):
-            raise ValueError(
-                "this model is packed, and has no tables: take the model that it was packed from"
-            )
-        return memory
+        """The memory as it is trained; None in a base model."""
+        memory = self.base_model.memory
+        return None if memory is None else memory.tables
 
     def _name_of(self, module: nn.Module) -> str | None:
         """The name of a module's weight in a checkpoint, the same with and without a head."""
@@ -92,7 +60,9 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
     @classmethod
     def from_pretrained(
         cls,
+        pretrained_model_name_or_path: str | os.PathLike | None,
         *args: Any,
+        config: Any = None,
         ignore_mismatched_sizes: bool = False,
         output_loading_info: bool = False,
         memory: Place | str | None = None,
@@ -108,56 +78,42 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             raise ValueError(f"memory is {memory!r}: it must be one of {', '.join(Place)}")
         if type(memory_cache_bytes) is not int or memory_cache_bytes < 0:
             raise ValueError(f"memory_cache_bytes is {memory_cache_bytes!r}: it must be 0 or more, and whole")
-        model, info = super().from_pretrained(
-            *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
+        name = str(pretrained_model_name_or_path)
+        of_hub = {key: kwargs[key] for key in loading.OF_HUB if key in kwargs}
+        if not isinstance(config, TideConfig):
+            config = TideConfig.from_pretrained(config or name, **of_hub)
+            for key in kwargs.keys() & {field.name for field in fields(config)} - {"dtype"}:
+                setattr(config, key, kwargs.pop(key))
+        config.validate()
+        loading.check_place(config, name, memory)
+        held = loading.held_tensors(name, kwargs.get("variant"), kwargs.get("state_dict"), of_hub)
+        loading.check_memory(name, config, held)
+        loading.check_extensions(name, config, held)
+        if not ignore_mismatched_sizes:
+            loading.check_shapes(name, config, held)
+        store = None
+        if config.num_memory_blocks and config.memory_store is not None:
+            store = loading.open_store(config, name, **of_hub)
+        loaded = super().from_pretrained(
+            pretrained_model_name_or_path,
+            *args,
+            config=config,
+            ignore_mismatched_sizes=ignore_mismatched_sizes,
+            output_loading_info=output_loading_info,
+            **kwargs,
         )
-        missing = sorted(key for key in info["missing_keys"] if OF_MEMORY.search(key))
-        only_gates = all("_gate." in key for key in missing)
-        for part, switch in _SWITCHES.items():
-            beyond = sorted(key for key in info["unexpected_keys"] if part in key)
-            gates = [key for key in missing if part in key] if only_gates else []
-            if model.config.num_memory_blocks and (gates or beyond):
-                raise ValueError(
-                    f"{model.name_or_path!r} {'lacks' if gates else 'holds'} {(gates or beyond)[0]}, and "
-                    f"{switch} is {getattr(model.config, switch)}: leave {switch} as it was saved"
-                )
-        if missing:
-            raise ValueError(
-                f"{model.name_or_path!r} lacks {len(missing)} tensors of the memory, {missing[0]} among "
-                f"them, that num_memory_blocks={model.config.num_memory_blocks} calls for: if it is a Llama, "
-                "make it a TIDE model with `tide-lm upcycle`, or open it as the base with num_memory_blocks=0"
-            )
-        if info["mismatched_keys"] and not ignore_mismatched_sizes:
-            name, found, wanted = min(info["mismatched_keys"])
-            raise ValueError(
-                f"{model.name_or_path!r} holds {name} of shape {tuple(found)}, and its config calls for "
-                f"{tuple(wanted)}: give num_memory_blocks, memory_own_block and vocab_size as they were saved"
-            )
-        check_place(model.config, model.name_or_path, memory)
-        if isinstance(stored := model.base_model.memory, StoredMemory):
-            found = {name: kwargs[name] for name in _OF_HUB if name in kwargs}
-            stored.open(
-                store_path(model.config, model.name_or_path, **found),
-                model.config.memory_store["fingerprint"],
-                Residence(Place(memory or "device"), memory_cache_bytes),
-                model.base_model.embed_tokens.weight.device,
-            )
-        return (model, info) if output_loading_info else model
+        if store is not None:
+            decoder = (loaded[0] if output_loading_info else loaded).base_model
+            residence = Residence(Place(memory or "device"), memory_cache_bytes)
+            decoder.memory.open(store, residence, decoder.embed_tokens.weight.device)
+        return loaded
 
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Save as transformers does, with the store of a packed model."""
-        stored = self.base_model.memory
-        if isinstance(stored, StoredMemory) and is_main_process:
-            assert self.config.memory_store is not None
-            if stored.file is None:
-                raise ValueError("this packed model has no rows to save: open it with from_pretrained")
-            copy = Path(save_directory) / self.config.memory_store["file"]
-            stored.file.check_name()
-            if not (copy.exists() and copy.samefile(stored.file.path)):
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                files.copy_atomically(stored.file.path, copy)
+        if is_main_process and self.config.memory_store is not None:
+            self.base_model.memory.save(Path(save_directory) / self.config.memory_store["file"])
         # last: it may upload the folder
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
@@ -192,11 +148,9 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         return count - table.numel()
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resizes E, the head and every table."""
-        if isinstance(self.base_model.memory, StoredMemory):
-            raise ValueError("the rows of a packed memory cannot be resized: resize the model, then pack it")
+        """Resize E, the head and every table."""
+        tables = self.tables  # or an error, of a packed model
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        memory = self.base_model.memory
-        if memory is not None:
-            resize_rows(memory.weight, embeddings.num_embeddings, self.config.initializer_range)
+        if tables is not None:
+            resize_rows(tables.weight, embeddings.num_embeddings, self.config.initializer_range)
         return embeddings

@@ -1,4 +1,7 @@
-"""Memory whose rows are packed: on the device, in the host's memory, or in a file."""
+"""Memory whose rows are packed: on the device, in the host's memory, or in a file.
+
+Shapes: B batch, T tokens, V vocabulary, U different tokens, K blocks, D hidden, R bytes of a row.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,20 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import StoppingCriteria
 
-from tide_lm.model.memory import Memory
+from tide_lm.model.memory import Memory, MemorySource
+from tide_lm.ops.decode import RowBytes
+from tide_lm.run import files
 from tide_lm.spec.config import Place, Residence
 from tide_lm.store.format import Header
 from tide_lm.store.reader import Counters, StoredRows, StoreFile
 from tide_lm.store.rows import RowDecoder
 
-_AT_ONCE = 4096  # rows that are read into memory
+_ROWS_PER_READ = 4096
 
 
-class StoredMemory(nn.Module):
-    """The rows of a store with the forward of `EmbeddingMemory`: their norm and gain are in them already.
+class StoredMemory(MemorySource):
+    """The rows of a store; their norm and gain are in them already.
 
     It has no parameters, so a checkpoint has none for it. `open` gives it its rows.
     """
@@ -32,43 +36,49 @@ class StoredMemory(nn.Module):
         self.file: StoreFile | None = None
         self.rows: StoredRows | None = None
         self._decode: RowDecoder | None = None
+        self._for_kernel: dict[str, torch.Tensor] = {}
         self._host_VR: np.ndarray | None = None
         self.register_buffer("bytes_VR", None, persistent=False)
 
-    def open(self, path: Path, fingerprint: str, residence: Residence, device: torch.device) -> None:
-        """Reads the rows from a store, or with the place `"store"` when they are asked for."""
-        file = StoreFile(path)
-        file.check_model(
-            vocab_size=self.vocab_size, blocks=self.blocks, hidden=self.hidden, fingerprint=fingerprint
-        )
+    def open(self, file: StoreFile, residence: Residence, device: torch.device) -> None:
+        """Read the rows of a store; with the place `"store"`, later, when they are asked for."""
         self.file = file
         if residence.place is Place.store:
+            self._decode_by(file.header, file.sections)
             self.rows = StoredRows(file, residence.cache_bytes)
-            self._decode = RowDecoder(file.header, file.sections)
             return
         bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
-        for start in range(0, self.vocab_size, _AT_ONCE):
-            some = bytes_VR[start : start + _AT_ONCE]
+        for start in range(0, self.vocab_size, _ROWS_PER_READ):
+            some = bytes_VR[start : start + _ROWS_PER_READ]
             some[:] = file.read(np.arange(start, start + len(some)))
         offloaded = device.type == "meta"
         if residence.place is Place.device and not offloaded:
             self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:
-            self._decode, self._host_VR = RowDecoder(file.header, file.sections), bytes_VR
+            self._decode_by(file.header, file.sections)
+            self._host_VR = bytes_VR
 
     def hold(self, header: Header, sections: Mapping[str, np.ndarray], bytes_VR: torch.Tensor) -> None:
         """Hold all rows on the device that they are on."""
-        self._decode, self.bytes_VR = RowDecoder(header, sections), bytes_VR
+        self._decode_by(header, sections)
+        self.bytes_VR = bytes_VR
 
-    def all_bytes(self) -> torch.Tensor | None:
-        """Every token's row where a GPU can read it: on the device, or pinned; None if they are in a file."""
-        if self.bytes_VR is not None or self._host_VR is None:
-            return self.bytes_VR
-        pinned_VR = torch.from_numpy(self._host_VR)
-        if not pinned_VR.is_pinned():
-            pinned_VR = pinned_VR.pin_memory()
-            self._host_VR = pinned_VR.numpy()
-        return pinned_VR
+    def _decode_by(self, header: Header, sections: Mapping[str, np.ndarray]) -> None:
+        self.header, self._decode = header, RowDecoder(header, sections)
+        kept = sections.keys() & {"levels", "columns"}
+        self._for_kernel = {name: torch.from_numpy(sections[name]) for name in kept}
+
+    @property
+    def on_device(self) -> bool:  # type: ignore[override]
+        return self.bytes_VR is not None
+
+    @property
+    def in_file(self) -> bool:  # type: ignore[override]
+        return self.rows is not None
+
+    @property
+    def tables(self) -> Any:
+        raise ValueError("this model is packed, and has no tables: take the model that it was packed from")
 
     @property
     def counters(self) -> Counters:
@@ -76,7 +86,7 @@ class StoredMemory(nn.Module):
         return self.rows.counters if self.rows is not None else Counters()
 
     def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype = torch.float32) -> Memory:
-        """Rows of each token once, and which of them belongs to each position."""
+        """Return the rows of each token once, and which of them belongs to each position."""
         if self._decode is None:
             raise ValueError("the rows of this memory are in a store: open the model with from_pretrained")
         if self.training:
@@ -92,14 +102,40 @@ class StoredMemory(nn.Module):
             bytes_UR = self.bytes_VR[tokens_U]
         return Memory(self._decode(bytes_UR, dtype), index_BT)
 
-    def rows_of(self, ids_U: torch.Tensor) -> torch.Tensor:
-        rows_UKD, index_U, _ = self(ids_U)
-        return rows_UKD if index_U is None else rows_UKD[index_U]
+    def row_bytes(self, ids_1: torch.Tensor) -> RowBytes | None:
+        """Return where a kernel finds rows: by token, or in a file's cache by a place that the host sets."""
+        if self.header is None or self.header.ranks:
+            return None
+        bytes_VR, which_1 = self.bytes_VR, ids_1
+        if self._host_VR is not None:
+            bytes_VR = torch.from_numpy(self._host_VR)
+            if ids_1.is_cuda and not bytes_VR.is_pinned():
+                bytes_VR = bytes_VR.pin_memory()
+                self._host_VR = bytes_VR.numpy()
+        # With two rows or more, the one that a step reads is never the one that is replaced meanwhile.
+        if self.rows is not None and len(self.rows.cached_CR) >= 2 and ids_1.is_cuda:
+            bytes_VR = torch.from_numpy(self.rows.cached_CR)
+            if not bytes_VR.is_pinned():
+                bytes_VR = torch.empty_like(bytes_VR, pin_memory=True)
+                self.rows.move_to(bytes_VR.numpy())
+            which_1 = torch.zeros(1, dtype=torch.long, pin_memory=True)
+        if bytes_VR is None:
+            return None
+        tables = {name: array.to(ids_1.device) for name, array in self._for_kernel.items()}
+        return RowBytes(bytes_VR, which_1, **tables)
 
     def prefetch(self, input_ids: torch.Tensor) -> None:
-        """Begins to read rows that will be looked up next."""
         if self.rows is not None:
             self.rows.prefetch(np.unique(input_ids.cpu().numpy()))
+
+    def save(self, store: Path) -> None:
+        """Copy the store, unless it is there."""
+        if self.file is None:
+            raise ValueError("this packed model has no rows to save: open it with from_pretrained")
+        self.file.check_name()
+        if not (store.exists() and store.samefile(self.file.path)):
+            store.parent.mkdir(parents=True, exist_ok=True)
+            files.copy_atomically(self.file.path, store)
 
     @torch.compiler.disable
     def _from_host(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,9 +160,9 @@ class StoredMemory(nn.Module):
 
 
 class ReadAhead(StoppingCriteria):
-    """Stops nothing: it is called as soon as tokens are sampled, and has their rows read."""
+    """Stops nothing: it is called as soon as tokens are sampled, and begins to read their rows."""
 
-    def __init__(self, memory: StoredMemory) -> None:
+    def __init__(self, memory: MemorySource) -> None:
         self.memory = memory
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:

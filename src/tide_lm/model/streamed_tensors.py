@@ -5,13 +5,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
+from transformers.utils import cached_file
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_AT_ONCE = 1 << 24  # bytes
+_BYTES_PER_READ = 1 << 24
 _LONGEST_HEADER = 100_000_000  # as in safetensors itself
 
 
@@ -76,23 +77,34 @@ def read(path: Path) -> dict[str, Streamed]:
     return found
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a model that transformers would read."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if not (folder / INDEX).is_file():
+def weight_files(model: str | Path, variant: str | None = None, **of_hub: Any) -> list[Path]:
+    """Return the files of a model that transformers would read, in a folder here or from the Hub."""
+
+    def find(name: str) -> Path | None:
+        found = cached_file(str(model), name, _raise_exceptions_for_missing_entries=False, **of_hub)
+        return None if found is None else Path(found)
+
+    marked = f".{variant}" if variant else ""
+    stem, kind = WEIGHTS.rsplit(".", 1)
+    if whole := find(f"{stem}{marked}.{kind}"):
+        return [whole]
+    stem, kind = INDEX.rsplit(".", 1)
+    if (index := find(f"{stem}{marked}.{kind}")) is None:
         raise ValueError(
-            f"{folder} has no {WEIGHTS}: weights in other forms are not read, since they may run code; save "
+            f"{model} has no {WEIGHTS}: weights in other forms are not read, since they may run code; save "
             "the model with transformers' save_pretrained first"
         )
     try:
-        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({Path(name).name for name in places.values()})
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{folder / INDEX} cannot be read: copy it again") from None
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(f"{folder / missing[0]}, which {INDEX} names, is not there: copy it again")
-    return [folder / name for name in names]
+        raise ValueError(f"{index} cannot be read: copy it again") from None
+    found = []
+    for name in names:
+        if (path := find(name)) is None:
+            raise ValueError(f"{index.parent / name}, which {INDEX} names, is not there: copy it again")
+        found.append(path)
+    return found
 
 
 def _entries(file: BinaryIO, path: Path) -> dict:
@@ -110,7 +122,7 @@ def _range(path: Path, begin: int, end: int) -> Callable[[], Iterator[bytes]]:
     def pieces() -> Iterator[bytes]:
         with path.open("rb") as file:
             file.seek(begin)
-            for at in range(begin, end, _AT_ONCE):
-                yield file.read(min(_AT_ONCE, end - at))
+            for at in range(begin, end, _BYTES_PER_READ):
+                yield file.read(min(_BYTES_PER_READ, end - at))
 
     return pieces

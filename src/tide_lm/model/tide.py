@@ -28,7 +28,7 @@ from tide_lm.model.config import TideConfig
 from tide_lm.model.extensions import extended
 from tide_lm.model.generation import TideCausalLMOutputWithPast, TideGeneration, slice_logits_to_keep
 from tide_lm.model.initialisation import draw_table
-from tide_lm.model.memory import LayerMemory, Memory
+from tide_lm.model.memory import LayerMemory, Memory, MemorySource
 from tide_lm.model.pretrained import TidePreTrainedModel
 from tide_lm.model.stored import StoredMemory
 
@@ -50,7 +50,7 @@ class MemoryNorm(nn.Module):
         init.constant_(self.weight, config.memory_gain_init)
 
 
-class EmbeddingMemory(nn.Module):
+class EmbeddingMemory(MemorySource):
     """The K tables E_k, token-major, and `M = Stack_k RMSNorm(E_k[x])` (eqs. 3.3 and 3.4)."""
 
     def __init__(self, config: TideConfig) -> None:
@@ -158,7 +158,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         K, D = config.num_memory_blocks, config.hidden_size
-        self.memory: EmbeddingMemory | StoredMemory | None = None
+        self.memory: MemorySource | None = None
         if K and config.memory_store is not None:
             self.memory = StoredMemory(config.vocab_size, K, D)
         elif K:

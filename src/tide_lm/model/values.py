@@ -67,6 +67,12 @@ class RowInValues(nn.Module):
         super().__init__(config, layer_idx)
         self.self_attn = ValueAttention(config, layer_idx)
 
+    @staticmethod
+    def tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+        """Return what it adds to a layer's tensors."""
+        D = config.hidden_size
+        return {"self_attn.value_gate.weight": (D // config.head_dim, D)}
+
     def attend(self, n: torch.Tensor, memory: Any, **kwargs: Any) -> torch.Tensor:
         row = None
         if memory is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from tide_lm.model.stored import StoredMemory
+from tide_lm.model.memory import MemorySource
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.stacking import JointProducts, why_apart
@@ -29,6 +29,7 @@ class Forward(ABC):
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
+        self.memory: MemorySource | None = getattr(model.model, "memory", None)
         self.pool = torch.cuda.graph_pool_handle() if cache.ids_B.is_cuda else None  # of all captured steps
 
     @abstractmethod
@@ -37,6 +38,11 @@ class Forward(ABC):
 
     @abstractmethod
     def step(self, sampling: Sampling, generator: torch.Generator) -> None: ...
+
+    def fetch_rows(self, into_BKD: torch.Tensor) -> None:
+        """Have the host look up the rows of the cache's tokens."""
+        assert self.memory is not None
+        into_BKD.copy_(self.memory.rows_of(self.cache.ids_B, into_BKD.dtype))
 
     def reach(self, longest: int) -> int:
         """How many positions a step looks at, if the longest sequence has so many."""
@@ -51,10 +57,10 @@ class ModelForward(Forward):
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache, tuned: bool = True) -> None:
         super().__init__(model, cache)
-        memory = getattr(model.model, "memory", None)
-        if isinstance(memory, StoredMemory) and memory.bytes_VR is None:
+        if self.memory is not None and not self.memory.on_device:
             self.waits = True
-            self._rows_BKD = cache.layers[0].new_zeros(len(cache.ids_B), memory.blocks, memory.hidden)
+            K, D = model.config.num_memory_blocks, model.config.hidden_size
+            self._rows_BKD = cache.layers[0].new_zeros(len(cache.ids_B), K, D)
         self._run = self._logits
         self._for_a_step: list[Callable[[], AbstractContextManager[None]]] = []
         if tuned:
@@ -67,7 +73,7 @@ class ModelForward(Forward):
                 self._for_a_step.append(JointProducts(model).used)
 
     def look_up(self, ids: list[int]) -> None:
-        rows_from_host(self.model, self.cache.ids_B, self._rows_BKD)
+        self.fetch_rows(self._rows_BKD)
 
     def step(self, sampling: Sampling, generator: torch.Generator) -> None:
         with ExitStack() as stack:
@@ -116,12 +122,6 @@ def _grouped_heads(config: PreTrainedConfig) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
-
-
-def rows_from_host(model: PreTrainedModel, ids_B: torch.Tensor, into_BKD: torch.Tensor) -> None:
-    """Rows of packed memory that is in the host's memory or in a file."""
-    rows_UKD, index_B1, _ = model.model.memory(ids_B[:, None], into_BKD.dtype)
-    into_BKD.copy_(rows_UKD if index_B1 is None else rows_UKD[index_B1.flatten()])
 
 
 class Decoder:

@@ -7,11 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tide_lm.model import EmbeddingMemory
-from tide_lm.model.stored import StoredMemory
-from tide_lm.ops.decode import DecodeKernel, DecodeShape, RowBytes
+from tide_lm.ops.decode import DecodeKernel, DecodeShape
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.decoder import Forward, rows_from_host
+from tide_lm.serve.decoder import Forward
 from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.stacking import is_plain, stack_weights, why_apart
 
@@ -39,9 +37,6 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
             return f"a {type(part).__name__} in the place of the head or the embedding, such as an adapter"
     if hooked := [name for name, part in model.named_modules() if _has_hooks(part)]:
         return f"a hook on {hooked[0] or 'the model'}"
-    memory = getattr(model.model, "memory", None)
-    if isinstance(memory, StoredMemory) and memory.file is None:
-        return "packed rows that are of no file"
     is_nvidia = weight.device.type == "cuda" and torch.version.cuda is not None
     if not is_nvidia or torch.cuda.get_device_capability(weight.device) < (9, 0):
         return "a device that is no NVIDIA GPU of compute capability 9.0 or more"
@@ -57,7 +52,7 @@ def _has_hooks(part: nn.Module) -> bool:
 def shape_of(model: PreTrainedModel) -> DecodeShape:
     config, memory = model.config, getattr(model.model, "memory", None)
     K = getattr(config, "num_memory_blocks", 0)
-    packed = memory.file.header if isinstance(memory, StoredMemory) and memory.file else None
+    packed = None if memory is None else memory.header
     return DecodeShape(
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
@@ -91,10 +86,9 @@ class FusedForward(Forward):
         """The cache must be one tensor; for `changes` see DecodeKernel."""
         super().__init__(model, cache)
         assert cache.states_L2BHTd is not None
-        memory = getattr(model.model, "memory", None)
-        self._place_1 = None if memory is None else pinned_place(memory)
-        rows = None if memory is None else row_bytes(memory, cache.ids_B, self._place_1)
-        self.waits = memory is not None and (rows is None or self._place_1 is not None)
+        rows = None if self.memory is None else self.memory.row_bytes(cache.ids_B)
+        self._place_1 = None if rows is None or rows.which is cache.ids_B else rows.which
+        self.waits = self.memory is not None and (rows is None or self._place_1 is not None)
         self.kernel = DecodeKernel(
             shape_of(model),
             stack_weights(model),
@@ -112,7 +106,7 @@ class FusedForward(Forward):
         if self._place_1 is not None:
             self._place_1[0] = self.model.model.memory.rows.place_of(ids[0])
         else:
-            rows_from_host(self.model, self.cache.ids_B, self.kernel.rows_KD[None])
+            self.fetch_rows(self.kernel.rows_KD[None])
 
     def step(self, sampling: Sampling, generator: torch.Generator) -> None:
         self.kernel.decode()
@@ -121,44 +115,3 @@ class FusedForward(Forward):
 
     def reach(self, longest: int) -> int:
         return self.cache.length  # the kernel looks at what is there
-
-
-def pinned_place(memory: EmbeddingMemory | StoredMemory) -> torch.Tensor | None:
-    """Return a place, for memory in a file with a cache that a GPU reads, that says which row is wanted.
-
-    With two rows or more, the one that a step reads is never the one that is given to another token next.
-    """
-    if not isinstance(memory, StoredMemory) or memory.rows is None or len(memory.rows.cached_CR) < 2:
-        return None
-    assert memory.file is not None
-    if memory.file.header.ranks:
-        return None
-    if not torch.from_numpy(memory.rows.cached_CR).is_pinned():
-        size = memory.rows.cached_CR.shape
-        memory.rows.move_to(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy())
-    return torch.zeros(1, dtype=torch.long, pin_memory=True)
-
-
-def row_bytes(
-    memory: EmbeddingMemory | StoredMemory, ids_1: torch.Tensor, place_1: torch.Tensor | None = None
-) -> RowBytes | None:
-    """Where the kernel finds a token's rows by itself; None if the host has to decode them.
-
-    With a place, in the cache of a file's rows.
-    """
-    if not isinstance(memory, StoredMemory):
-        return RowBytes(memory.weight.flatten(1).view(torch.uint8), ids_1, gains_KD=memory.norm.weight)
-    assert memory.file is not None
-    if memory.file.header.ranks:
-        return None
-    bytes_VR = memory.all_bytes()
-    if place_1 is not None and memory.rows is not None:
-        bytes_VR = torch.from_numpy(memory.rows.cached_CR)
-    if bytes_VR is None:
-        return None
-    tables = {
-        name: torch.from_numpy(memory.file.section(name)).to(ids_1.device)
-        for name in ("levels", "columns")
-        if name in memory.file.header.sections
-    }
-    return RowBytes(bytes_VR, ids_1 if place_1 is None else place_1, **tables)

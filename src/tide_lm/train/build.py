@@ -8,7 +8,7 @@ import torch
 from tide_lm.data.shards import Manifest
 from tide_lm.interop import upcycle
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.model.pretrained import OF_MEMORY
+from tide_lm.model.loading import memory_tensors
 from tide_lm.run import process_group
 from tide_lm.run.settings import ModelSection, OptimSection, RunConfig
 from tide_lm.train import parallel
@@ -73,8 +73,9 @@ def freeze(model: TideForCausalLM, parts: str) -> None:
         return
     if model.model.tables is None:
         raise ValueError(f"train.parts is {parts!r}, and the model has no memory: set it to 'all'")
+    trained = memory_tensors(model.config)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(bool(OF_MEMORY.search(name)))
+        parameter.requires_grad_(name in trained)
 
 
 def build_row_optimizer(objective: Objective, settings: OptimSection) -> RowOptimizer | None:

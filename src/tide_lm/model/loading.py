@@ -1,0 +1,118 @@
+"""What a checkpoint must hold for its config: checked by headers, before anything is allocated."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers.utils import cached_file
+
+from tide_lm.model.config import TideConfig
+from tide_lm.model.extensions import EXTENSIONS
+from tide_lm.model.streamed_tensors import weight_files
+from tide_lm.spec.config import Place
+from tide_lm.store.format import StoreError
+from tide_lm.store.reader import StoreFile
+
+OF_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+Shapes = dict[str, tuple[int, ...]]
+
+
+def memory_tensors(config: TideConfig) -> Shapes:
+    """Return the names and shapes of the tensors that a config adds to a Llama's."""
+    V, K, D = config.vocab_size, config.num_memory_blocks, config.hidden_size
+    if not K:
+        return {}
+    found: Shapes = {}
+    if config.memory_store is None:
+        found |= {"model.memory.weight": (V, K, D), "model.memory.norm.weight": (K, D)}
+    slots = 2 if config.memory_own_block else K + 1
+    for layer in range(config.num_hidden_layers):
+        found[f"model.layers.{layer}.router.weight"] = (slots, D)
+    for switch in EXTENSIONS:
+        if getattr(config, switch):
+            found |= extension_tensors(config, switch)
+    return found
+
+
+def extension_tensors(config: TideConfig, switch: str) -> Shapes:
+    """Return the names and shapes of the tensors that an extension adds."""
+    shapes = EXTENSIONS[switch].tensors(config)
+    layers = range(config.num_hidden_layers)
+    return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in shapes.items()}
+
+
+def held_tensors(
+    model: str, variant: str | None, state_dict: Mapping[str, Any] | None, of_hub: Mapping[str, Any]
+) -> Shapes:
+    """Return the names and shapes of a checkpoint's tensors, named as in a model with a head."""
+    if state_dict is not None:
+        found = {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+    else:
+        found = {}
+        for path in weight_files(model, variant, **of_hub):
+            with safe_open(path, "pt") as file:
+                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    has_prefix = any(name.startswith("model.") for name in found)
+    return found if has_prefix else {f"model.{name}": shape for name, shape in found.items()}
+
+
+def check_memory(model: str, config: TideConfig, held: Collection[str]) -> None:
+    """Check that the memory's own tensors are there."""
+    wanted = memory_tensors(config).keys() - _all_extension_tensors(config)
+    if missing := sorted(wanted - set(held)):
+        raise ValueError(
+            f"{model!r} lacks {len(missing)} tensors of the memory, {missing[0]} among them, that "
+            f"num_memory_blocks={config.num_memory_blocks} calls for: if it is a Llama, make it a TIDE model "
+            "with `tide-lm upcycle`, or open it as the base with num_memory_blocks=0"
+        )
+
+
+def check_extensions(model: str, config: TideConfig, held: Collection[str]) -> None:
+    """Check that extensions are on if their tensors are there, and off if not."""
+    for switch in EXTENSIONS if config.num_memory_blocks else ():
+        is_on, tensors = getattr(config, switch), extension_tensors(config, switch).keys()
+        if wrong := sorted(tensors - set(held) if is_on else tensors & set(held)):
+            raise ValueError(
+                f"{model!r} {'lacks' if is_on else 'holds'} {wrong[0]}, and {switch} is {is_on}: leave "
+                f"{switch} as it was saved"
+            )
+
+
+def check_shapes(model: str, config: TideConfig, held: Shapes) -> None:
+    """Check that the memory's tensors have the shapes that the config calls for."""
+    for name, wanted in memory_tensors(config).items():
+        if held[name] != wanted:
+            raise ValueError(
+                f"{model!r} holds {name} of shape {held[name]}, and its config calls for {wanted}: give "
+                "num_memory_blocks, memory_own_block and vocab_size as they were saved"
+            )
+
+
+def check_place(config: TideConfig, model: str, memory: Place | str | None) -> None:
+    """Check where rows are wanted: a packed model's may be anywhere, and tables on the device alone."""
+    if memory in (Place.cpu, Place.store) and config.memory_store is None:
+        lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
+        if not config.num_memory_blocks:
+            lacks = "is a base model, without any memory: leave that out"
+        raise ValueError(f"memory is to be in {str(memory)!r}, and {model!r} {lacks}")
+
+
+def open_store(config: TideConfig, model: str, **of_hub: Any) -> StoreFile:
+    """Open a packed model's store, which comes from the Hub unless the model is a folder here."""
+    assert config.memory_store is not None
+    name, fingerprint = config.memory_store["file"], config.memory_store["fingerprint"]
+    path = Path(model, of_hub.get("subfolder") or "", name)
+    if Path(model).is_dir() and not path.is_file():
+        raise StoreError(
+            f"{path} is not there, and has the rows of this packed model: copy it again, or pack the model "
+            "again with `tide-lm pack`"
+        )
+    file = StoreFile(Path(cached_file(model, name, **of_hub)))
+    K, D = config.num_memory_blocks, config.hidden_size
+    file.check_model(vocab_size=config.vocab_size, blocks=K, hidden=D, fingerprint=fingerprint)
+    return file
+
+
+def _all_extension_tensors(config: TideConfig) -> set[str]:
+    return {name for switch in EXTENSIONS for name in extension_tensors(config, switch)}
