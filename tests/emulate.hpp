@@ -64,8 +64,8 @@ static void meet(Gate &gate, int of) {
 
 static char *shared_memory() { return emulated::block().shared.data(); }
 static void __syncthreads() { emulated::meet(emulated::block().all, emulated::block().warps.size() * 32); }
-#define sync_warps() emulated::meet(emulated::block().multiplying, THREADS)
-#define sync_looking() emulated::meet(emulated::block().looking, LOOKING)
+#define sync_multiplying_warps() emulated::meet(emulated::block().multiplying, THREADS)
+#define sync_lookup_warps() emulated::meet(emulated::block().looking, LOOKUP_THREADS)
 static void __syncwarp() { emulated::meet(emulated::block().warps[threadIdx.x / 32].gate, 32); }
 template <class T> static T __shfl_xor_sync(unsigned, T x, int by) {
     emulated::Warp &warp = emulated::block().warps[threadIdx.x / 32];
@@ -91,14 +91,14 @@ struct Barrier { int bytes; short awaited; unsigned short phase; };
 static void advance_phase(Barrier *b) { if (!b->awaited && !b->bytes) b->awaited = 1, b->phase ^= 1; }
 static void init_barrier(unsigned long long *p) { *(Barrier *)p = {0, 1, 0}; }
 static void publish_barriers() {}
-static void wait(unsigned long long *p, unsigned parity) { while (((Barrier *)p)->phase == parity) emulated::pass(); }
+static void wait_for_phase(unsigned long long *p, unsigned parity) { while (((Barrier *)p)->phase == parity) emulated::pass(); }
 static void arrive(unsigned long long *p) {
     Barrier *b = (Barrier *)p;
     if (b->awaited-- <= 0) fprintf(stderr, "one arrival too many\n"), abort();
     advance_phase(b);
 }
-static void expect(unsigned long long *p, unsigned bytes) { ((Barrier *)p)->bytes += bytes; arrive(p); }
-static void copy(char *to, const void *from, unsigned bytes, unsigned long long *p) {
+static void expect_bytes(unsigned long long *p, unsigned bytes) { ((Barrier *)p)->bytes += bytes; arrive(p); }
+static void copy_to_ring(char *to, const void *from, unsigned bytes, unsigned long long *p) {
     if ((size_t)to % 16 || (size_t)from % 16 || bytes % 16) fprintf(stderr, "a copy is not aligned\n"), abort();
     memset(to, 0xff, bytes);
     emulated::later.push_back([=] {
@@ -107,16 +107,16 @@ static void copy(char *to, const void *from, unsigned bytes, unsigned long long 
         advance_phase((Barrier *)p);
     });
 }
-template <class T> static T peek(const T *p) { emulated::pass(); return *p; }
-static void peek2(unsigned long long *v, const unsigned long long *p) { v[0] = peek(p), v[1] = peek(p + 1); }
-static void peek4(unsigned *v, const unsigned *p) { for (int i = 0; i < 4; i++) v[i] = peek(p + i); }
-template <class T> static void poke(T *p, T v) { emulated::later.push_back([=] { *p = v; }); }
-static void count(unsigned *p) { emulated::later.push_back([=] { ++*p; }); }
+template <class T> static T load_relaxed(const T *p) { emulated::pass(); return *p; }
+static void load_relaxed2(unsigned long long *v, const unsigned long long *p) { v[0] = load_relaxed(p), v[1] = load_relaxed(p + 1); }
+static void load_relaxed4(unsigned *v, const unsigned *p) { for (int i = 0; i < 4; i++) v[i] = load_relaxed(p + i); }
+template <class T> static void store_relaxed(T *p, T v) { emulated::later.push_back([=] { *p = v; }); }
+static void add_one(unsigned *p) { emulated::later.push_back([=] { ++*p; }); }
 static unsigned rounded(float x) {  // to bfloat16, to nearest even; what is no number stays so
     const unsigned bits = __float_as_uint(x);
     return x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
-static unsigned both(float first, float second) { return rounded(first) | rounded(second) << 16; }
+static unsigned pack_bf16(float first, float second) { return rounded(first) | rounded(second) << 16; }
 static float half_of(unsigned two, int i) { return __uint_as_float(i ? two & 0xffff0000u : two << 16); }
 static void multiply_tile(float *sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     emulated::Warp &warp = emulated::block().warps[threadIdx.x / 32];
@@ -131,8 +131,8 @@ static void multiply_tile(float *sums, unsigned a0, unsigned a1, unsigned a2, un
     __syncwarp();
 }
 static long long nanoseconds() { return 0; }
-static int anew(int x, int) { return x; }
-static void keep_few_registers() {}
+static int recompute(int x, int) { return x; }
+static void give_registers_away() {}
 static void take_more_registers() {}
 
 static std::function<void()> emulated_kernel;

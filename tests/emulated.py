@@ -30,7 +30,8 @@ def built(folder: Path, macros: dict[str, int]) -> Path:
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     source = f'#include "{HEADER}"\n{defines}#include "{SOURCE}"\n{_ENTRIES}'
     version = subprocess.run([COMPILER, "--version"], check=True, capture_output=True, text=True).stdout
-    parts = [source, HEADER.read_text(), SOURCE.read_text(), version, *FLAGS]
+    texts = [path.read_text() for path in (HEADER, *sorted(SOURCE.parent.iterdir()))]
+    parts = [source, *texts, version, *FLAGS]
     library = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.so"
     with library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

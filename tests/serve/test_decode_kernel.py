@@ -218,7 +218,7 @@ def test_the_kernel_compiles_for_hopper_without_spilled_registers(preset, bits, 
     with torch.device("meta"):
         model = TideForCausalLM(TideConfig.from_preset(preset))
     shape = dataclasses.replace(shape_of(model), bits=bits)
-    code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a")
+    code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a", SOURCE.parent)
     (tmp_path / "decode.cubin").write_bytes(code)
     command = [triton.knobs.nvidia.nvdisasm.path, "-c", tmp_path / "decode.cubin"]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -226,7 +226,7 @@ def test_the_kernel_compiles_for_hopper_without_spilled_registers(preset, bits, 
     assert not re.findall(r"\b(?:STL|LDL)\b.*", listing)
 
 
-def test_what_does_not_compile_is_told():
+def test_what_does_not_compile_is_told(tmp_path):
     pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
     with pytest.raises(ValueError, match='identifier "nothing" is undefined'):
-        compile_source("int f() { return nothing; }", {}, "sm_90a")
+        compile_source("int f() { return nothing; }", {}, "sm_90a", tmp_path)

@@ -1,4 +1,4 @@
-"""One token of one sequence in one launch: what decode.cu needs, and its launches.
+"""One token of one sequence in one launch: what the kernel of decode_kernel/ needs, and its launches.
 
 Shapes: L layers, D hidden, G key heads, T positions, d of a head, V vocabulary, R bytes, K blocks.
 """
@@ -13,7 +13,7 @@ import torch
 
 from tide_lm.ops.nvrtc import Module, compile_source
 
-SOURCE = Path(__file__).with_name("decode.cu")
+SOURCE = Path(__file__).with_name("decode_kernel") / "decode.cu"
 _UNDER_WAY = 1 << 15  # bytes that a block reads at once: more make all wait longer, fewer leave memory idle
 _WARPS = (8, 6, 4)
 _SPLITS = 16
@@ -135,7 +135,7 @@ class RowBytes:
 
 
 class Args(ctypes.Structure):
-    """The arguments of the kernel, as decode.cu has them."""
+    """The arguments of the kernel, as decode_kernel/sizes.cuh has them."""
 
     _fields_ = (
         *((field, ctypes.c_void_p) for field in DecodeWeights.__dataclass_fields__),
@@ -195,7 +195,7 @@ class DecodeKernel:
         self.blocks, shared = _sizes(device)
         macros = {**shape.macros(self.blocks, shared), **changes}
         architecture = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
-        module = Module(compile_source(SOURCE.read_text(), macros, architecture))
+        module = Module(compile_source(SOURCE.read_text(), macros, architecture, SOURCE.parent))
         self._decode = module.kernel("decode", module.number("threads"), shared)
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
         given |= buffers(shape, self.blocks, module.number("mail_words"), device)

@@ -14,14 +14,15 @@ import torch
 _DYNAMIC_SHARED, _CARVEOUT = 8, 9
 
 
-def compile_source(source: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    """Machine code for an architecture, as in `sm_90`; an error has what the compiler says."""
+def compile_source(source: str, macros: Mapping[str, int], architecture: str, folder: Path) -> bytes:
+    """Return machine code for an architecture, as in `sm_90`; the source may include files of a folder."""
     nvrtc, program = _compiler(), ctypes.c_void_p()
     _check_compiler(
         nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
     )
     try:
         options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
+        options.append(f"--include-path={folder}")
         options += [f"-D{name}={value}" for name, value in macros.items()]
         words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if nvrtc.nvrtcCompileProgram(program, len(options), words):
