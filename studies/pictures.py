@@ -13,8 +13,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tide_lm.data.optional import require
 from tide_lm.run.files import write_atomically
+from tide_lm.run.optional import require
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -22,7 +22,7 @@ from data.in_this_process import InThisProcess
 from tide_lm.data import builtin, distributed, prepare, sources
 from tide_lm.data.prepare import Settings
 from tide_lm.data.shards import Manifest
-from tide_lm.data.stages import Assemble, Encode, Finish, WorkingFolder
+from tide_lm.data.stages import Assemble, Encode, WorkingFolder
 
 WORDS = ["every", "layer", "knows", "the", "token", "beneath", "the", "context", "and", "adds", "it"]
 
@@ -157,7 +157,7 @@ def test_a_damaged_file_is_named_and_once_it_is_mended_the_same_call_goes_on(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (b"", "'finish'.*no text.* 0 documents"),
+        (b"", "'assemble'.*no text.* 0 documents"),
         (b'{"text": "\\ud800"}\n', "half of"),
     ],
 )
@@ -244,10 +244,8 @@ def test_a_task_that_runs_twice_does_no_harm(settings, usual, tmp_path):
     assert len(second_runs) == 1
     for rank in (1, 1):
         Encode(folder, parts)(None, rank, 2)
-    for rank in (0, 1, 1):
-        Assemble(folder)(None, rank, 2)
     for _ in range(2):
-        Finish(folder)(None, 0, 1)
+        Assemble(folder)(None, 0, 1)
     assert files_of(tmp_path / "out") == usual
     assert [path.name for path in folder.path.iterdir()] == ["tide-lm.txt"]
 
@@ -258,9 +256,7 @@ def test_a_stage_says_which_task_before_it_is_missing(settings, tmp_path):
     distributed._start(folder, settings, parts, tasks=3)
     Encode(folder, parts)(None, 0, 3)
     with pytest.raises(ValueError, match=r"2 of 3 tasks of 'encode'.* 1: .*logs"):
-        Assemble(folder)(None, 0, 3)
-    with pytest.raises(ValueError, match=r"3 of 3 tasks of 'assemble'.* 0: .*logs"):
-        Finish(folder)(None, 0, 1)
+        Assemble(folder)(None, 0, 1)
 
 
 @pytest.mark.cluster
@@ -371,7 +367,7 @@ def test_slurm_gives_the_files_of_the_usual_way_even_after_a_failure(corpus, tmp
     out = tmp_path / "out"
     submitted = distributed.prepare(settings, out, executor="slurm", tasks=2, options=slurm)
     assert isinstance(submitted, distributed.Submitted)
-    assert len(submitted.jobs) == 3
+    assert len(submitted.jobs) == 2
     wait_for_jobs(submitted.jobs)
     assert not out.exists()
     assert "g.jsonl:41 is not JSON" in (submitted.logs / "encode" / "logs" / "task_00001.log").read_text()

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide_lm.data import stages
-from tide_lm.data.shards import ShardFile, ShardWriter
+from tide_lm.data.prepare import Settings, Vocabulary
+from tide_lm.data.shards import ShardWriter
 
-DOCUMENT = st.integers(1, 9)  # its tokens
+DOCUMENT = st.integers(0, 9)  # its tokens
 
 
 @given(
@@ -23,23 +24,22 @@ def test_shards_are_cut_as_one_writer_cuts_them(tmp_path_factory, tasks, shard_t
     token = 0
     for task, documents in enumerate(tasks):
         (folder / str(task)).mkdir()
-        stream_writer = stages.StreamWriter(folder / str(task), "train", "uint16")
+        encoded_writer = stages.EncodedWriter(folder / str(task), "train", "uint16")
         for length in documents:
             tokens, token = np.arange(token, token + length), token + length
             writer.add(tokens)
             half = length // 2
-            stream_writer.add(tokens[:half], ends=False)
-            stream_writer.add(tokens[half:], ends=True)
-        stream_writer.close()
+            encoded_writer.add(tokens[:half], ends=False)
+            encoded_writer.add(tokens[half:], ends=True)
+        encoded_writer.close()
     wanted = writer.finish()
 
-    stream = stages.Stream([folder / str(task) for task in range(len(tasks))], "train", "uint16")
+    settings = Settings("here", shard_tokens=shard_tokens)
+    work = stages.Work(settings, [], len(tasks), "", Vocabulary("uint16", 300, "", None, None))
+    encoded = [folder / str(task) for task in range(len(tasks))]
     before, stages.CHUNK_TOKENS = stages.CHUNK_TOKENS, chunk
     try:
-        made = tuple(
-            stream.copy(stretch, ShardFile(folder / "many", "train", number, "uint16"))
-            for number, stretch in enumerate(stream.shards(shard_tokens))
-        )
+        made = stages.assemble(encoded, "train", work, folder / "many")
     finally:
         stages.CHUNK_TOKENS = before
     assert made == wanted

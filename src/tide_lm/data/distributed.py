@@ -1,10 +1,8 @@
-"""The stages of a preparation through datatrove: on this machine, or on a Ray or a Slurm cluster.
+"""A preparation through datatrove: on this machine, or on a Ray or a Slurm cluster.
 
-All machines see the same disk and have tide-lm installed. What is made is, byte for byte, what the usual
-way makes.
-
-For a task whose process is killed from outside, as for want of memory, datatrove waits for ever on `local`
-and `ray`: stop the call and give it again.
+All machines see the same disk and have tide-lm installed. The result is that of `prepare.prepare`, byte for
+byte. With `local` and `ray`, datatrove waits for ever for a task that was killed, for example for want of
+memory: stop the call and give it again.
 """
 
 import difflib
@@ -22,11 +20,11 @@ from typing import Any
 
 from tide_lm import __version__
 from tide_lm.data import sources
-from tide_lm.data.optional import require
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
-from tide_lm.data.stages import Assemble, Encode, Finish, Work, WorkingFolder
+from tide_lm.data.stages import Assemble, Encode, Work, WorkingFolder
 from tide_lm.run import files
+from tide_lm.run.optional import require
 
 EXECUTORS = {
     "local": "LocalPipelineExecutor",
@@ -74,11 +72,7 @@ def prepare(
     folder = WorkingFolder(out)
     with files.claimed(out, "prepared"):
         _start(folder, settings, parts, tasks)
-        stages = {
-            "encode": (Encode(folder, parts), tasks),
-            "assemble": (Assemble(folder), tasks),
-            "finish": (Finish(folder), 1),
-        }
+        stages = {"encode": (Encode(folder, parts), tasks), "assemble": (Assemble(folder), 1)}
         if executor == "slurm":
             return _submit(folder, stages, options)
         with _ray() if executor == "ray" else nullcontext():
@@ -127,7 +121,7 @@ def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Pa
         return
     folder.make()
     try:
-        folder.start(Work(**asked, vocabulary=save_tokenizer(settings, parts, folder.result)))
+        folder.start(Work(**asked, vocabulary=save_tokenizer(settings, parts, folder.path)))
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -88,56 +88,40 @@ def stored(dtype: str) -> np.dtype:
     return np.dtype(dtype).newbyteorder("<")
 
 
-def is_full(tokens: int, shard_tokens: int) -> bool:
-    """Tell whether a shard that has so many tokens at the end of a document ends there."""
-    return tokens >= shard_tokens
-
-
-class ShardFile:
-    """One shard on its way to disk, hashed as it is written."""
-
-    def __init__(self, folder: Path, split: str, number: int, dtype: str) -> None:
-        self.name, self.tokens = f"{split}-{number:05d}.bin", 0
-        self._dtype = stored(dtype)
-        self._file = (folder / self.name).open("wb")
-        self._hash = hashlib.sha256()
-
-    def add(self, tokens: np.ndarray) -> None:
-        data = np.ascontiguousarray(tokens, dtype=self._dtype).tobytes()
-        self._file.write(data)
-        self._hash.update(data)
-        self.tokens += len(tokens)
-
-    def close(self, documents: int) -> Shard:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return Shard(self.name, self.tokens, documents, self._hash.hexdigest())
-
-
 class ShardWriter:
     """Writes one split in shards of about `shard_tokens` tokens, each ending with a document."""
 
     def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = 100_000_000) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
-        self.done: list[Shard] = []
-        self._open: ShardFile | None = None
+        self._folder, self._split, self._dtype = folder, split, stored(dtype)
+        self._shard_tokens = shard_tokens
+        self._done: list[Shard] = []
+        self._file: IO[bytes] | None = None
+        self.open_tokens = 0  # in the shard that is being written
 
-    def add(self, tokens: np.ndarray, ends: bool = True) -> None:
-        """Appends a document, or a part of one whose last part `ends` it."""
-        if self._open is None:
-            self._open = ShardFile(self.folder, self.split, len(self.done), self.dtype)
-            self._documents = 0
-        self._open.add(tokens)
+    def add(self, tokens: np.ndarray, ends: int = 1) -> None:
+        """Append tokens, at the end of which so many documents end; only the last may fill a shard."""
+        if self._file is None:
+            self._name = f"{self._split}-{len(self._done):05d}.bin"
+            self._file = (self._folder / self._name).open("wb")
+            self._hash, self._documents = hashlib.sha256(), 0
+        data = np.ascontiguousarray(tokens, dtype=self._dtype).tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self.open_tokens += len(tokens)
         self._documents += ends
-        if ends and is_full(self._open.tokens, self.shard_tokens):
+        if ends and self.open_tokens >= self._shard_tokens:
             self.finish()
 
     def finish(self) -> tuple[Shard, ...]:
-        if self._open is not None:
-            self.done.append(self._open.close(self._documents))
-            self._open = None
-        return tuple(self.done)
+        """End the last shard; return all."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            shard = Shard(self._name, self.open_tokens, self._documents, self._hash.hexdigest())
+            self._done.append(shard)
+            self._file, self.open_tokens = None, 0
+        return tuple(self._done)
 
 
 class TokenSplit:

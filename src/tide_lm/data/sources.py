@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from tide_lm.data import builtin
-from tide_lm.data.optional import require
+from tide_lm.run.optional import require
 
 Document = tuple[str, str]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.data.optional import require
+from tide_lm.run.optional import require
 from tide_lm.run.provenance import installed_version
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.data.optional import require
 from tide_lm.explore import marks
 from tide_lm.explore.explorer import LONGEST, LONGEST_WORD, SAMPLE, Explorer, Turn
+from tide_lm.run.optional import require
 
 if TYPE_CHECKING:
     from gradio import Blocks, Request
