@@ -228,7 +228,7 @@ def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path, monke
     done = tide_lm("report", run, other, "--cards")
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
-    assert "by word" in (run / "export" / "README.md").read_text()
+    assert "per word" in (run / "export" / "README.md").read_text()
     page = (run / "report" / "index.html").read_text()
     drawn = {name for name in FIGURES if f'id="{name}"' in page}
     assert FIGURES.keys() - drawn == {"benchmarks"}  # which takes lm-eval, and has tests of its own

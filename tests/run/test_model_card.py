@@ -17,7 +17,7 @@ def test_the_card_of_an_export_is_of_its_validation():
     parameters = TideForCausalLM(TideConfig(**CONFIG.model.shape().to_transformers())).num_parameters()
     assert f"preset `tide-3e-tiny`, {parameters:,} parameters, " in card
     assert "for 20 steps on 6,000 tokens of `text`." in card
-    assert "Held-out loss: 6.5950 nats a token (1,000 tokens)." in card
+    assert "Held-out loss: 6.5950 nats per token (1,000 tokens)." in card
     assert (
         "\n\n| decile of the target's frequency | loss | tokens |\n|---|---|---|\n| 0 | 8.800 | 100 |\n"
         in card
@@ -33,7 +33,7 @@ def test_the_card_of_a_measured_run_has_all_of_it():
     texts["a|b\nc"] = {**texts["wiki"], "perplexity": None, "bits_per_byte": None}
     measured["benchmarks"]["limit"] = 50
     card = model_card("mine", CONFIG, 6000, measured)
-    assert "| text | perplexity by token | by word | bits a byte | window | stride |" in card
+    assert "| text | perplexity per token | per word | bits per byte | window | stride |" in card
     assert "| wiki | 123.257 | 2,345.678 | 1.250 | 128 | 64 |" in card
     assert r"| a\|b c | - | 2,345.678 | - | 128 | 64 |" in card
     assert "of the first 50 samples of each task" in card

@@ -24,7 +24,7 @@ def test_speed_is_that_of_the_steps_and_the_time_left_that_of_all(monkeypatch):
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(5, "0:05 left"), (7384, "2:03:04 left"), (86_400 * 12 + 61, "12 days 0:01:01 left")],
+    [(5, "0:00:05 left"), (7384, "2:03:04 left"), (86_400 * 12 + 61, "12 days, 0:01:01 left")],
 )
 def test_the_line_says_what_is_known(seconds, shown):
     timing = {"tokens_per_s": 1234.5, "mfu": 0.417, "memory_gb": 3.04, "seconds_left": seconds}

@@ -52,8 +52,7 @@ def _growth(opened: OpenedModel, bins: FrequencyBins, log: Callable[[str], None]
         if checkpoint.find_fault(path):
             continue
         rows_VD = torch.empty(opened.vocabulary, opened.config.hidden_size)
-        state = checkpoint.load(path, {"model.model.embed_tokens.weight": rows_VD})
-        found.append(
-            {"step": step, "tokens": state["tokens"], "embedding": decile_means(row_norms(rows_VD), bins)}
-        )
+        checkpoint.load(path, {"model.model.embed_tokens.weight": rows_VD})
+        tokens = checkpoint.read_state(path)["tokens"]
+        found.append({"step": step, "tokens": tokens, "embedding": decile_means(row_norms(rows_VD), bins)})
     return found

@@ -94,7 +94,7 @@ def evaluate_checkpoints(
         log(f"step {step:,} ...")
         try:
             opened = open_model(str(owner), step=step, counts=counts)
-        except checkpoint.DamagedError as error:
+        except checkpoint.DamagedCheckpointError as error:
             log(f"left out: {error}")
             continue
         found = evaluate_texts(opened, settings)

@@ -271,7 +271,7 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
     if fault := checkpoint.find_fault(path):
         others = ", ".join(str(other) for other in found if other != step)
         choice = f"choose another step, of {others}" if others else "there is no other"
-        raise checkpoint.DamagedError(f"{path} is damaged ({fault}): {choice}")
+        raise checkpoint.DamagedCheckpointError(f"{path} is damaged ({fault}): {choice}")
     return path
 
 

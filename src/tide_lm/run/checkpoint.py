@@ -1,7 +1,7 @@
 """Checkpoints of a run: tensors in safetensors, all else in state.json, and a manifest written last.
 
-A checkpoint is made under a temporary name and renamed when it is complete. One that was cut short or
-damaged is told by its manifest, which holds size and checksum of every other file.
+A checkpoint gets its name when it is complete. The manifest has the size and checksum of every other file,
+so that a checkpoint that was cut short or changed is found.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 
 
-class DamagedError(ValueError):
+class DamagedCheckpointError(ValueError):
     """A checkpoint that was cut short or changed."""
 
 
 def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> Path:
-    """Writes `checkpoints/<step>/`, whole or not at all; all ranks take part, each with its own file."""
+    """Write `checkpoints/<step>/`, whole or not at all; all ranks take part, each with its own file."""
     final = at(checkpoints, step)
     with process_group.open_on_first(lambda: files.write_folder(final)) as folder:
         with _plain_errors(final):
@@ -46,14 +46,8 @@ def save(checkpoints: Path, step: int, tensors: dict[str, torch.Tensor], state: 
     return final
 
 
-def load(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Fills the given tensors, all or some of those saved, in place and returns the state."""
-    fill(checkpoint, tensors)
-    return read_state(checkpoint)
-
-
-def fill(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Fills tensors in place from a folder of safetensors files; all ranks take part."""
+def load(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill tensors, all or some of those saved, from a folder of safetensors files; all ranks take part."""
     with _plain_errors(folder):
         reader = HuggingFaceStorageReader(str(folder))
         dcp.load(tensors, storage_reader=reader, no_dist=not process_group.is_distributed())
@@ -64,7 +58,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def steps(checkpoints: Path) -> list[int]:
-    """The steps at which there is a checkpoint, whole or not."""
+    """Return the steps that have a checkpoint, whole or not."""
     return sorted(int(path.name) for path in _finished(checkpoints))
 
 
@@ -72,17 +66,17 @@ def at(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"{step:08d}"
 
 
-def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole, or None if there is none at all.
+def newest(checkpoints: Path, log: Callable[[str], None]) -> Path | None:
+    """Return the newest whole checkpoint, or None if there is no checkpoint.
 
-    Damaged ones are named through `tell` and passed over; if all are, that is an error.
+    Damaged checkpoints are logged and passed over; if all are damaged, that is an error.
     """
     found = process_group.run_on_first(lambda: sorted(_finished(checkpoints), reverse=True))
     for path in found:
         fault = find_fault(path)
         if fault is None:
             return path
-        tell(f"{path} is damaged ({fault}): passed over")
+        log(f"{path} is damaged ({fault}): passed over")
     if found:
         raise ValueError(
             f"every checkpoint in {checkpoints} is damaged: put one back, or remove them to begin again"
@@ -91,7 +85,7 @@ def newest(checkpoints: Path, tell: Callable[[str], None]) -> Path | None:
 
 
 def remove_after(checkpoints: Path, step: int) -> None:
-    """Removes checkpoints of later steps, and what a killed process left half-written."""
+    """Remove checkpoints of later steps, and what a killed process left half-written."""
     for path in checkpoints.glob(".*.tmp"):
         shutil.rmtree(path)
     for path in _finished(checkpoints):
@@ -100,7 +94,7 @@ def remove_after(checkpoints: Path, step: int) -> None:
 
 
 def find_fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None; all ranks take part, each with its share of the files."""
+    """Return what is wrong with a checkpoint, or None; each rank checks its share of the files."""
     faults = process_group.all_gather(_find_fault(checkpoint))
     return next((fault for fault in faults if fault is not None), None)
 
@@ -122,14 +116,14 @@ def _find_fault(checkpoint: Path) -> str | None:
 
 
 def prune(checkpoints: Path, keep: int, keep_every: int) -> None:
-    """Removes all but the newest `keep`, and those at multiples of `keep_every` steps."""
+    """Remove all checkpoints but the newest `keep` and those at multiples of `keep_every` steps."""
     for path in sorted(_finished(checkpoints))[: -keep or None]:
         if not keep_every or int(path.name) % keep_every:
             _remove(path)
 
 
 def _remove(checkpoint: Path) -> None:
-    """Takes its name away first: a process killed meanwhile leaves nothing that looks like a checkpoint."""
+    """Remove a checkpoint, its name first: a process killed meanwhile leaves nothing that looks like one."""
     shutil.rmtree(checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.removed.tmp")))
 
 
@@ -144,7 +138,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _plain_errors(checkpoint: Path) -> Iterator[None]:
-    """Names the checkpoint and the cause, which torch wraps; without its remark on a single process."""
+    """Raise errors that name the checkpoint and the cause, and hide torch's warning about one process."""
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             yield

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and locks."""
+"""Files and folders that are written whole or not at all, and locks on them."""
 
 import fcntl
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes under a temporary name, syncs, then renames."""
+    """Write a file under a temporary name, sync it and rename it."""
     with _written_whole(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def copy_atomically(source: Path, path: Path) -> None:
-    """Copies a file under a temporary name, syncs, then renames."""
+    """Copy a file under a temporary name, sync it and rename it."""
     with _written_whole(path) as temporary:
         shutil.copyfile(source, temporary)
 
@@ -34,7 +34,7 @@ def _written_whole(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or a folder's entries, are on disk."""
+    """Wait until a file, or a folder's list of entries, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -44,7 +44,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def write_folder(final: Path) -> Iterator[Path]:
-    """A folder to fill under a temporary name; synced, it takes the place of `final`, or is removed."""
+    """Give a temporary folder to fill; it takes the place of `final`, or is removed after an error."""
     temporary = final.with_name(f".{final.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -54,18 +54,18 @@ def write_folder(final: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(final)) from error  # writing names no file
+        raise OSError(error.errno, error.strerror, str(final)) from error  # a full disk names no file
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Syncs all of a folder, then gives it its name, in the place of what has it."""
+    """Sync all of a folder, then rename it to `final`, which it replaces."""
     mask = os.umask(0)
     os.umask(mask)
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
-            path.chmod(0o666 & ~mask)  # some libraries write what only its owner may read
+            path.chmod(0o666 & ~mask)  # some libraries let only the owner read
         sync(path)
     before = final.with_name(f".{final.name}.before.tmp")
     shutil.rmtree(before, ignore_errors=True)
@@ -78,9 +78,9 @@ def publish(folder: Path, final: Path) -> None:
 
 @contextmanager
 def locked(path: Path, busy: str, patience: float = 0) -> Iterator[None]:
-    """Holds a lock file for as long as this process lives, however it ends.
+    """Hold a lock file until the context or the process ends, and then remove it.
 
-    `busy` is said to another, after so many seconds of patience. The file is removed in the end.
+    If another process holds it for longer than `patience` seconds, raise an error that says `busy`.
     """
     given_up = time.monotonic() + patience
     while True:
@@ -92,7 +92,7 @@ def locked(path: Path, busy: str, patience: float = 0) -> Iterator[None]:
                     raise ValueError(busy) from None
                 time.sleep(0.5)
                 continue
-            if not os.fstat(file.fileno()).st_nlink:  # its last holder removed it after it was opened here
+            if not os.fstat(file.fileno()).st_nlink:  # its holder removed it after it was opened here
                 continue
             try:
                 yield
@@ -103,7 +103,10 @@ def locked(path: Path, busy: str, patience: float = 0) -> Iterator[None]:
 
 @contextmanager
 def claimed(out: Path, work: str) -> Iterator[None]:
-    """Checks that `out` is free, and keeps others that do the same `work`, as in "prepared", from it."""
+    """Reserve the folder `out`, which must be free, for the length of the context.
+
+    `work` is a participle, as in "prepared": an error tells other processes what is being done.
+    """
     check_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     busy = f"{out} is being {work} by another process: wait for it, or choose another --out"
@@ -113,7 +116,7 @@ def claimed(out: Path, work: str) -> Iterator[None]:
             yield
         except OSError as error:
             if error.errno is not None and error.filename is None:
-                error.filename = str(out)  # a full disk does not say where
+                error.filename = str(out)  # a full disk names no file
             raise
 
 

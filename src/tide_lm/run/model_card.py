@@ -11,12 +11,12 @@ from tide_lm.spec.estimate import count_parameters
 
 
 def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, dict[str, Any]]) -> str:
-    """Markdown with the hub's header; every number is the run's own.
+    """Return the card in Markdown; every number is the run's own.
 
-    `results` are by name, as in results/: validation, and perplexity and benchmarks if there are any.
+    `results` are named as in results/: validation, and perplexity and benchmarks if there are any.
     """
     settings = config.to_dict()
-    settings["data"]["path"] = data = Path(config.data.path).name  # the rest may be private
+    settings["data"]["path"] = data = Path(config.data.path).name  # other parts of the path may be private
     settings["model"]["start"] = Path(config.model.start).name
     shape, validation = config.model.shape(), results["validation"]
     blocks = shape.num_memory_blocks
@@ -29,7 +29,7 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
             f"`{data}`.",
             "",
             *([f"Tables: {config.table_policy}.", ""] if blocks else []),
-            f"Held-out loss: {validation['loss']:.4f} nats a token ({validation['tokens']:,} tokens).",
+            f"Held-out loss: {validation['loss']:.4f} nats per token ({validation['tokens']:,} tokens).",
             "",
             *_deciles(validation),
             *_perplexities(results.get("perplexity", {}).get("texts", {})),
@@ -46,7 +46,7 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
 
 
 def titled(name: str, lines: Iterable[str], base: str | None = None) -> str:
-    """A card of these lines, with what the hub reads; `base` is the model there that it was made from."""
+    """Return lines with the Hub's header; `base` is the model on the Hub that this one was made from."""
     hub = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [tide]"]
     hub += [] if base is None else [f"base_model: {base}"]
     return "\n".join(["---", *hub, "---", f"# {_plain(name)}", "", *lines])
@@ -74,12 +74,12 @@ def _perplexities(texts: Mapping[str, dict[str, Any]]) -> list[str]:
         )
         for name, text in texts.items()
     ]
-    columns = ["text", "perplexity by token", "by word", "bits a byte", "window", "stride"]
+    columns = ["text", "perplexity per token", "per word", "bits per byte", "window", "stride"]
     return _table(columns, rows) if rows else []
 
 
 def _benchmarks(result: dict[str, Any]) -> list[str]:
-    """Return the table of benchmarks in the order of the paper's columns."""
+    """Return the table of benchmarks, in the order of the paper's columns."""
 
     def percent(share: float | None) -> str:
         return _number(share and 100 * share, 1)
@@ -110,11 +110,11 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of Markdown, with an empty one after them."""
+    """Return a table in Markdown, and an empty line after it."""
     head, *body = (f"| {' | '.join(_plain(str(cell)) for cell in line)} |" for line in (columns, *rows))
     return [head, "|---" * len(columns) + "|", *body, ""]
 
 
 def _plain(text: str) -> str:
-    """Put text in one line, without the end of a cell."""
+    """Put text in one line, and escape what would end a table's cell."""
     return " ".join(text.split()).replace("|", r"\|")

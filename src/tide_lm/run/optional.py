@@ -1,11 +1,11 @@
-"""Packages of the extras, imported where they are needed."""
+"""Packages of the extras, imported only when they are needed."""
 
 import importlib
 from typing import Any
 
 
 def require(module: str, use: str, extra: str = "data") -> Any:
-    """The module, or an error that names what needs it and the install command."""
+    """Import a module; if it is missing, raise an error that names its `use` and the install command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a result must say so that it can be repeated: versions, machine, commit, seed, command."""
+"""What a result records so that it can be repeated: versions, machine, commit, seed, command."""
 
 import json
 import os
@@ -16,14 +16,14 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "tri
 
 
 def write_record(path: Path, result: Mapping[str, Any], seed: int | None = None) -> None:
-    """Writes what was measured, and how, as JSON."""
+    """Write a result and its provenance as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {**result, "provenance": provenance(seed)}
     write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
-    """Versions, machine, commit, seed and the exact command."""
+    """Return versions, machine, commit, seed and the exact command."""
     return {
         "command": shlex.join([*_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "seed": seed,
@@ -40,15 +40,15 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
 
 
 def _program(path: Path) -> list[str]:
-    """What was called: the file, or the package that it is the main part of."""
+    """Return what was called: the file, or the package whose `__main__` it is."""
     if path.name == "tide-lm" or path.parts[-2:] == ("tide_lm", "__main__.py"):
         return ["tide-lm"]
     return ["python", "-m", path.parent.name] if path.name == "__main__.py" else ["python", str(path)]
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package, without importing it."""
-    from importlib import metadata  # not for commands that only calculate
+    """Return the version of an installed package, without importing it."""
+    from importlib import metadata  # slow, and not needed by every command
 
     try:
         return metadata.version(package)
@@ -57,7 +57,7 @@ def installed_version(package: str) -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """The NVIDIA GPUs of this machine."""
+    """Return the names of this machine's NVIDIA GPUs."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
@@ -66,7 +66,7 @@ def gpu_names() -> list[str]:
 
 
 def cpu_name() -> str:
-    """The processor's name; lscpu knows it where /proc/cpuinfo does not."""
+    """Return the processor's name; lscpu knows it even if /proc/cpuinfo does not."""
     try:
         listing = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
         return next(line.split(":", 1)[1].strip() for line in listing.splitlines() if "Model name" in line)
@@ -75,7 +75,7 @@ def cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this code runs from, if it is one, with `+` if it was changed."""
+    """Return the commit of the source tree, with `+` if files were changed; None outside of one."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:

@@ -61,7 +61,7 @@ def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) ->
     wanted = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if memory is not None:
         wanted["model.memory.weight"] = memory.dtensor_like(memory.weight)
-    checkpoint.fill(folder, wanted)
+    checkpoint.load(folder, wanted)
     if memory is not None:
         memory.from_dtensor(memory.weight, wanted["model.memory.weight"])
 

@@ -1,8 +1,9 @@
-"""How fast a run goes, what it holds, and the line that says so."""
+"""How fast a run goes, how much memory it takes, and the line that reports both."""
 
 import resource
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,15 +12,15 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the device can do a second, where it is known."""
+    """Return the device's peak in FLOP/s, if it is known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
 
 
 class Speedometer:
-    """Speed since the last record, from the seconds that training steps took; and what is left to do.
+    """Measures the speed of training steps since the last record, and estimates the time left.
 
-    The time left counts all that a run does besides: validation, checkpoints, compilation.
+    The time left includes all else that a run does: validation, checkpoints, compilation.
     """
 
     def __init__(self, device: torch.device, flops_per_token: float) -> None:
@@ -34,7 +35,7 @@ class Speedometer:
         self._steps += 1
 
     def take(self, steps_left: int) -> dict[str, Any]:
-        """Tokens a second, MFU (None where no peak is known), the most memory held, the time left."""
+        """Return tokens/s, MFU (None if the peak is unknown), peak memory and the time left; start anew."""
         speed = self._tokens / self._seconds
         self._tokens, self._seconds = 0, 0.0
         return {
@@ -59,18 +60,10 @@ def progress_line(record: dict[str, Any], steps: int) -> str:
         f"lr {record['learning_rate']:.2e}",
         f"{timing['tokens_per_s']:,.0f} tokens/s",
         f"{timing['memory_gb']:.1f} GB",
-        f"{_duration(timing['seconds_left'])} left",
+        f"{timedelta(seconds=timing['seconds_left'])} left",
     ]
     if timing["mfu"] is not None:
         parts.insert(4, f"MFU {timing['mfu']:.1%}")
     if "validation" in record:
         parts.append(f"validation {record['validation']['loss']:.4f}")
     return "  ".join(parts)
-
-
-def _duration(seconds: int) -> str:
-    """Such as 4:05, 2:13:07 or 31 days 0:00:00."""
-    days, rest = divmod(seconds, 86_400)
-    hours, minutes, seconds = rest // 3600, rest // 60 % 60, rest % 60
-    clock = f"{hours}:{minutes:02}:{seconds:02}" if days or hours else f"{minutes}:{seconds:02}"
-    return f"{days} days {clock}" if days else clock
