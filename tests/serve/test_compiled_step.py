@@ -1,16 +1,16 @@
 """What a GPU runs for several sequences, compiled here for the CPU."""
 
 import re
-from contextlib import suppress
 
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
 from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.serve import Engine
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import ModelForward
-from tide_lm.serve.stacking import JointProducts
+from tide_lm.serve.step import LayerForward, why_opaque
 
 LENGTH, BATCH = 96, 3
 SMALL = {
@@ -27,21 +27,21 @@ SMALL = {
 }
 
 
-def forward_of(**changes) -> ModelForward:
+def forward_of(**changes) -> LayerForward:
     torch.manual_seed(0)
     model = TideForCausalLM(TideConfig(**SMALL | changes)).eval()
     cache = SlotCache(model.config, BATCH, LENGTH, model.lm_head.weight)
     for layer in cache.layers:
         layer.normal_()
     cache.ids_B.copy_(torch.tensor([5, 6, 7]))
-    return ModelForward(model, cache)
+    return LayerForward(model, cache, stacked=True)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_one_compilation_does_for_all_lengths_and_copies_no_cache():
     forward = forward_of()
-    cache, joint = forward.cache, JointProducts(forward.model)
+    cache = forward.cache
     compiled = torch.compile(forward._logits, fullgraph=True)
     sources = []
     for reach in (17, 64, LENGTH):
@@ -52,7 +52,7 @@ def test_one_compilation_does_for_all_lengths_and_copies_no_cache():
         written = [layer.clone() for layer in cache.layers]
         for layer, before in zip(cache.layers, kept, strict=True):
             layer.copy_(before)
-        with joint.used(), torch._dynamo.config.patch(error_on_recompile=bool(sources)):
+        with torch._dynamo.config.patch(error_on_recompile=bool(sources)):
             if sources:
                 found = compiled()
             else:
@@ -65,26 +65,39 @@ def test_one_compilation_does_for_all_lengths_and_copies_no_cache():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_memory_blocks": 0}, {"memory_values": True}, {"memory_gate": True}]
+    "changes",
+    [
+        {},
+        {"num_memory_blocks": 0},
+        {"memory_values": True},
+        {"memory_gate": True},
+        {"memory_own_block": True, "num_memory_blocks": 2},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
+    ids=str,
 )
 @torch.no_grad()
-def test_joint_products_are_the_same_products(changes):
+def test_a_step_through_the_layers_is_the_models_forward(changes):
     forward = forward_of(**changes)
-    joint = JointProducts(forward.model)
-    expected = forward._logits()
-    with joint.used():
-        assert torch.allclose(forward._logits(), expected, atol=1e-5)
-    assert torch.equal(forward._logits(), expected)
+    kept = [layer.clone() for layer in forward.cache.layers]
+    expected = ModelForward(forward.model, forward.cache)._logits()
+    written = [layer.clone() for layer in forward.cache.layers]
+    for layer, before in zip(forward.cache.layers, kept, strict=True):
+        layer.copy_(before)
+    assert torch.allclose(forward._logits(), expected, atol=1e-5)
+    assert max((a - b).abs().max() for a, b in zip(forward.cache.layers, written, strict=True)) < 1e-5
+    apart = LayerForward(forward.model, forward.cache, stacked=False)
+    assert torch.allclose(apart._logits(), expected, atol=1e-5)
 
 
-@torch.no_grad()
-def test_a_step_that_failed_leaves_no_product_behind():
-    forward = forward_of()
-    joint, layer = JointProducts(forward.model), forward.model.model.layers[0]
-    expected = forward._logits()
-    with joint.used(), suppress(KeyboardInterrupt):
-        layer.self_attn.q_proj(torch.ones(1, 1, 64))
-        raise KeyboardInterrupt
-    with joint.used():
-        assert torch.allclose(forward._logits(), expected, atol=1e-5)
-    assert "forward" not in vars(layer.self_attn.q_proj)
+def test_layers_of_others_are_left_to_their_own_forward():
+    model = forward_of().model
+    model(torch.tensor([[1]]), output_hidden_states=True)  # transformers leaves hooks behind
+    assert why_opaque(model) is None
+    hook = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert why_opaque(model) == "a hook on model.layers.1.mlp"
+    hook.remove()
+    layer = model.model.layers[1]
+    layer.__class__ = type("OtherLayer", (type(layer),), {"__module__": "elsewhere"})
+    assert why_opaque(model) == "layers of type OtherLayer"
+    assert type(Engine(model).forward) is ModelForward

@@ -17,7 +17,7 @@ from tide_lm.ops.decode import SOURCE, DecodeShape
 from tide_lm.ops.nvrtc import compile_source
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.fused import rope_table, shape_of, why_not
-from tide_lm.serve.stacking import stack_weights
+from tide_lm.serve.weights import stack_weights
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 

@@ -30,6 +30,12 @@ class ValueAttention(LlamaAttention):
         super().__init__(config, layer_idx)
         self.value_gate = nn.Linear(config.hidden_size, config.hidden_size // self.head_dim, bias=False)
 
+    def add_row(self, v: torch.Tensor, gates: torch.Tensor, row_BTD: torch.Tensor) -> torch.Tensor:
+        """Return the values, B x T x heads x d, with the row, whose slices are gated."""
+        gate = 2 * self.config.memory_value_scale * torch.sigmoid(gates)
+        added = gate.unsqueeze(-1) * row_BTD.view(*v.shape[:2], -1, self.head_dim)
+        return v + added.unflatten(2, (-1, v.shape[2])).sum(2).to(v.dtype)
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -43,9 +49,7 @@ class ValueAttention(LlamaAttention):
         heads = (*hidden_states.shape[:2], -1, self.head_dim)
         q, k, v = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if row_BTD is not None:
-            gate = 2 * self.config.memory_value_scale * torch.sigmoid(self.value_gate(hidden_states))
-            added = gate.unsqueeze(-1) * row_BTD.view(heads)
-            v = v + added.unflatten(2, (-1, v.shape[2])).sum(2).to(v.dtype)
+            v = self.add_row(v, self.value_gate(hidden_states), row_BTD)
         q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
         v = v.transpose(1, 2)
         if past_key_values is not None:

@@ -1,22 +1,18 @@
 """One more token for each of several sequences; on a GPU a step is captured as a graph."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from tide_lm.model.memory import MemorySource
+from tide_lm.model.memory import Memory, MemorySource
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.sampling import Sampling
-from tide_lm.serve.stacking import JointProducts, why_apart
 
-_SHORTEST = 256  # positions that are looked at
+_FEWEST_POSITIONS = 256  # that a step looks at
 _COMPILED = 64  # functions of one source: each engine has its own
-_GROUPED = "tide_grouped"  # attention, as transformers is told
 
 
 class Forward(ABC):
@@ -46,82 +42,52 @@ class Forward(ABC):
 
     def reach(self, longest: int) -> int:
         """How many positions a step looks at, if the longest sequence has so many."""
-        reach = _SHORTEST
+        reach = _FEWEST_POSITIONS
         while reach < longest:
             reach *= 2
         return min(reach, self.cache.length)
 
 
 class ModelForward(Forward):
-    """A step by the model's forward, compiled on a GPU; not `tuned`, with its own products and attention."""
+    """A step by the model's own forward; on a GPU it is compiled."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, tuned: bool = True) -> None:
+    compile_options: dict[str, Any] | None = {"coordinate_descent_tuning": True}  # noqa: RUF012
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
         super().__init__(model, cache)
         if self.memory is not None and not self.memory.on_device:
             self.waits = True
             K, D = model.config.num_memory_blocks, model.config.hidden_size
             self._rows_BKD = cache.layers[0].new_zeros(len(cache.ids_B), K, D)
         self._run = self._logits
-        self._for_a_step: list[Callable[[], AbstractContextManager[None]]] = []
-        if tuned:
-            self._for_a_step.append(partial(_grouped_heads, model.config))
         if cache.ids_B.is_cuda:
-            # Which takes a minute to make a model's own products faster, and does little for ours.
-            search: dict[str, Any] | None = None if tuned else {"coordinate_descent_tuning": True}
-            self._run = torch.compile(self._logits, fullgraph=True, options=search)
-            if tuned and why_apart(model) is None:
-                self._for_a_step.append(JointProducts(model).used)
+            self._run = torch.compile(self._logits, fullgraph=True, options=self.compile_options)
 
     def look_up(self, ids: list[int]) -> None:
         self.fetch_rows(self._rows_BKD)
 
     def step(self, sampling: Sampling, generator: torch.Generator) -> None:
-        with ExitStack() as stack:
-            for change in self._for_a_step:
-                stack.enter_context(change())
-            logits_BV = self._run()
-        self.cache.ids_B.copy_(sampling.pick(logits_BV, generator))
+        self.cache.ids_B.copy_(sampling.pick(self._run(), generator))
         self.cache.place_B += 1
 
+    def _memory(self) -> Memory | None:
+        """Look up the step's rows, unless the host did."""
+        if self.memory is None:
+            return None
+        if self.waits:
+            return Memory(self._rows_BKD)
+        return self.memory(self.cache.ids_B[:, None], self.model.get_input_embeddings().weight.dtype)
+
     def _logits(self) -> torch.Tensor:
-        rows = {"memory": (self._rows_BKD, None)} if self.waits else {}
+        memory = {} if self.memory is None else {"memory": self._memory()}
         out = self.model(
             input_ids=self.cache.ids_B[:, None],
             position_ids=self.cache.place_B[:, None],
             attention_mask=self.cache.mask(),
             past_key_values=self.cache,
-            **rows,
+            **memory,
         )
         return out.logits[:, -1]
-
-
-def _grouped_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Attend from one token: heads that share keys become tokens of one head; no key is repeated."""
-    grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])
-    out = torch.nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=attention_mask, scale=scaling
-    )
-    return out.reshape(len(query), 1, -1, query.shape[-1]), None
-
-
-AttentionInterface.register(_GROUPED, _grouped_attention)
-
-
-@contextmanager
-def _grouped_heads(config: PreTrainedConfig) -> Iterator[None]:
-    usual, config._attn_implementation = config._attn_implementation, _GROUPED
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual
 
 
 class Decoder:

@@ -12,6 +12,7 @@ from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Decoder, Forward, ModelForward
 from tide_lm.serve.fused import FusedForward, why_not
 from tide_lm.serve.sampling import Sampling, whole_number
+from tide_lm.serve.step import LayerForward, why_opaque
 
 Tokens = list[int | None]  # of one step: of each sequence, None after its end
 _KINDS = 4  # of sampling whose steps are kept
@@ -68,7 +69,10 @@ class Engine:
                 "positions of type dynamic do not compile: on a GPU they need the kernel for one sequence "
                 f"(what keeps it from that: {self.why_not_fused})"
             )
-        return ModelForward(self.model, self._cache(together=False))
+        cache = self._cache(together=False)
+        if why_opaque(self.model) is None:
+            return LayerForward(self.model, cache, stacked=cache.ids_B.is_cuda)
+        return ModelForward(self.model, cache)
 
     def generate(
         self,

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from tide_lm.ops.decode import DecodeKernel, DecodeShape
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Forward
 from tide_lm.serve.sampling import Sampling
-from tide_lm.serve.stacking import is_plain, stack_weights, why_apart
+from tide_lm.serve.step import why_opaque
+from tide_lm.serve.weights import is_plain, stack_weights, why_not_stacked
 
 # Which turn by the position alone; dynamic ones do as far as the model knows positions.
 _ROPES = ("default", "linear", "llama3", "yarn", "dynamic")
@@ -30,23 +30,17 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
         return "a gated memory"
     if config.rope_parameters.get("rope_type", "default") not in _ROPES:
         return f"positions of type {config.rope_parameters['rope_type']}"
-    if reason := why_apart(model):
+    if reason := why_not_stacked(model):
         return reason
     for part in (model.lm_head, model.get_input_embeddings()):
         if not is_plain(part):
             return f"a {type(part).__name__} in the place of the head or the embedding, such as an adapter"
-    if hooked := [name for name, part in model.named_modules() if _has_hooks(part)]:
-        return f"a hook on {hooked[0] or 'the model'}"
+    if reason := why_opaque(model):
+        return reason
     is_nvidia = weight.device.type == "cuda" and torch.version.cuda is not None
     if not is_nvidia or torch.cuda.get_device_capability(weight.device) < (9, 0):
         return "a device that is no NVIDIA GPU of compute capability 9.0 or more"
     return shape_of(model).why_not(weight.device)
-
-
-def _has_hooks(part: nn.Module) -> bool:
-    """But for those that transformers leaves behind where states were asked for."""
-    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    return any(not hook.__module__.startswith("transformers.") for hook in hooks)
 
 
 def shape_of(model: PreTrainedModel) -> DecodeShape:
