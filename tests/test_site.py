@@ -66,7 +66,8 @@ def page(browser, address):
 def test_a_word_is_found(page, address):
     page.goto(f"{address}/index.html")
     page.locator("label[for=__search]").first.click()
-    page.get_by_placeholder("Search").fill("null bank")
+    page.get_by_text("Type to start searching").wait_for()  # until then the index is being read
+    page.get_by_placeholder("Search").press_sequentially("null bank")
     found = page.locator(".md-search-result__link", has_text="Where the null bank is").first
     found.click()
     page.wait_for_url("**/concepts.html**")
