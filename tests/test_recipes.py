@@ -65,7 +65,7 @@ def place(tmp_path_factory):
         (folder / "texts" / f"{name}.txt").write_text(topics[name], encoding="utf-8")
     records = [{"goal": f"{i}", "sol1": "the", "sol2": "the" * (i + 2), "label": i % 2} for i in range(9)]
     (folder / "benchmarks/piqa_validation.jsonl").write_text("\n".join(map(json.dumps, records)))
-    run(folder, *SHELL, *BLOCKS["Recipes for other tools"])
+    run(folder, *SHELL, *BLOCKS["Other tools"])
     AutoTokenizer.from_pretrained(folder / EXPORT).save_pretrained(folder / "my-llama")
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
