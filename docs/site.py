@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if not path.exists():
             raise PluginError(f"{page.file.src_uri} links to {link[3]}, which does not exist: mend the link")
         shown = path.relative_to(ROOT)
-        return f"`{shown}`" if link[2] == str(shown) else f"{link[2]} (`{shown}`)"
+        return f"`{shown}`" if str(shown).endswith(link[2]) else f"{link[2]} (`{shown}`)"
 
     return _LINK.sub(within, markdown)
 
