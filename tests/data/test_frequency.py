@@ -131,7 +131,7 @@ def test_a_bad_counts_file_is_named(tokenizer, tmp_path, name, content, message)
 
 def test_an_array_of_counts_has_one_for_each_id(tokenizer, tmp_path):
     np.save(tmp_path / "counts.npy", np.ones(100, np.int64))
-    with pytest.raises(ValueError, match=r"100 of them, for 292 ids.*one per id"):
+    with pytest.raises(ValueError, match=r"has 100, for 292 ids.*one per id"):
         FrequencyBins.from_counts_file(tmp_path / "counts.npy", tokenizer)
 
 

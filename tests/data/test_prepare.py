@@ -143,12 +143,12 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeyp
     [
         ("", {}, r"the source '.*corpus.jsonl' has no text to train on, and 0 documents"),
         ('{"text": ""}\n', {}, "has no text to train on"),
-        ('{"text": "a"}\n', {"validation": 0.999999}, "and 1 documents to validate with: .*lower"),
-        ('{"text": "\\ud800"}\n', {}, r"corpus.jsonl:1 holds '\\ud800', half of a pair and no text"),
+        ('{"text": "a"}\n', {"validation": 0.999999}, "and 1 documents to validate on: .*lower"),
+        ('{"text": "\\ud800"}\n', {}, r"corpus.jsonl:1 has '\\ud800', half of a surrogate pair"),
         ('{"text": "a"}\n{"text": "b\n', {}, "corpus.jsonl:2 is not JSON"),
-        ('{"text": "a"}\n', {"validation": 1.0}, "below 1, not 1.0"),
-        ('{"text": "a"}\n', {"processes": 0}, "at least 1, not 0"),
-        ('{"text": "a"}\n', {"train_tokenizer": 10}, "at least 258 tokens, not 10"),
+        ('{"text": "a"}\n', {"validation": 1.0}, "is 1.0: .* below 1"),
+        ('{"text": "a"}\n', {"processes": 0}, "0 processes: use at least 1"),
+        ('{"text": "a"}\n', {"train_tokenizer": 10}, "vocab_size is 10: .* at least 258 tokens"),
         ('{"text": "a"}\n', {"tokenizer": "no-such"}, "the tokenizer 'no-such' cannot be loaded"),
     ],
 )

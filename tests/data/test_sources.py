@@ -83,7 +83,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     [
         ("a.txt", b"one\ntwo\xff\n", "a.txt:2 is not UTF-8 .*iconv"),
         ("a.jsonl", jsonl(["one"]) + b'{"text": "\xe4"}\n', "a.jsonl:2 is not UTF-8"),
-        ("a.jsonl", jsonl(["one"]) + b'{"text": "cut', r"a.jsonl:2 is not JSON .*mend or remove the line"),
+        ("a.jsonl", jsonl(["one"]) + b'{"text": "cut', r"a.jsonl:2 is not JSON .*remove the line"),
         (
             "a.jsonl",
             jsonl(["one"], "body"),
@@ -154,7 +154,7 @@ def test_a_dataset_is_streamed_by_its_name(tmp_path, monkeypatch, config):
 def test_a_broken_link_and_a_dataset_without_a_name_are_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
-    with pytest.raises(ValueError, match=r"b\.txt is a link to a file that is not there"):
+    with pytest.raises(ValueError, match=r"b\.txt is a link to a file that does not exist"):
         list(sources.documents(str(tmp_path)))
     with pytest.raises(ValueError, match="names no dataset"):
         list(sources.documents("hf:"))

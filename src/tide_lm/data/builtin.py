@@ -1,8 +1,8 @@
-"""The text that every installation has: the documentation of Python and of the packages TIDE stands on.
+"""The text that every installation has: the documentation of Python and of the packages TIDE depends on.
 
-It differs from one set of versions to another, so what is made of it compares only within one sha256.
-Files are read, never imported. Docstrings are found with regular expressions: a parser finds the same
-ones (but for a few in a thousand) in thirty times the time.
+It differs between versions, so models trained on it compare only if its sha256 is the same. Files are read,
+never imported. Docstrings are found with regular expressions: a parser finds the same ones (but for a few in
+a thousand) and takes thirty times as long.
 """
 
 import ast
@@ -27,7 +27,7 @@ _AFTER_HEADER = re.compile(r":[ \t]*(?:#[^\n]*)?\n\s*+" + _TRIPLE_QUOTED, re.DOT
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Python's language reference by topic, then one document of docstrings per file, none of them twice."""
+    """Yield Python's reference by topic, then one document of docstrings per file, no docstring twice."""
     from pydoc_data.topics import topics
 
     yield from ((f"pydoc_data/{name}", topics[name]) for name in sorted(topics))
@@ -39,10 +39,10 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def source_files() -> list[tuple[str, Path]]:
-    """The sources of the standard library and of the packages, each under its name, sorted."""
+    """Return the sources of the standard library and of the packages, each with its name, sorted."""
     roots = {"python": Path(sysconfig.get_path("stdlib"))}
     for package in PACKAGES:
-        spec = importlib.util.find_spec(package)  # of a top-level package, this imports nothing
+        spec = importlib.util.find_spec(package)  # imports nothing if the package is top-level
         if spec is not None and spec.submodule_search_locations:
             roots[package] = Path(spec.submodule_search_locations[0])
     found = []
@@ -55,7 +55,7 @@ def source_files() -> list[tuple[str, Path]]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """The file's docstrings of some length, cleaned as `inspect.getdoc` does."""
+    """Yield the file's docstrings of some length, cleaned as `inspect.getdoc` does."""
     try:
         source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -69,7 +69,7 @@ def _value(literal: str) -> str:
     if literal[0] in "rR" or "\\" not in literal:
         return literal.lstrip("rRuU")[3:-3]
     try:
-        with warnings.catch_warnings(action="ignore"):  # of unknown escapes, which stay as they are
+        with warnings.catch_warnings(action="ignore"):  # about unknown escapes, which stay as they are
             return ast.literal_eval(literal)
     except SyntaxError:
         return ""

@@ -1,4 +1,4 @@
-"""Documents on their way to tokens: each gets its split, and all are counted and hashed."""
+"""Documents on their way to tokens: each is assigned to a split, and all are counted and hashed."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ SPLITS = ("train", "validation")
 
 @dataclass
 class Tally:
-    """What was read: documents of each split, bytes, and the digest of each part that held a document.
+    """What was read: documents per split, bytes, and the digest of each part that held a document.
 
     A part's digest is the sha256 of its documents' sha256 digests, one after another.
     """
@@ -21,14 +21,14 @@ class Tally:
     digests: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        """Goes on with what was read apart, after this."""
+        """Add the tally of the parts that follow."""
         for split, count in other.documents.items():
             self.documents[split] += count
         self.bytes += other.bytes
         self.digests += other.digests
 
     def sha256(self) -> str:
-        """The sha256 of the parts' digests, one after another."""
+        """Return the sha256 of the parts' digests, one after another."""
         return hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
 
 
@@ -65,4 +65,4 @@ def _utf8(name: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        raise ValueError(f"{name} holds {half!r}, half of a pair and no text: mend or remove it") from None
+        raise ValueError(f"{name} has {half!r}, half of a surrogate pair: correct or remove it") from None

@@ -31,18 +31,9 @@ EXECUTORS = {
     "ray": "RayPipelineExecutor",
     "slurm": "SlurmPipelineExecutor",
 }
-# What this file decides, or what would leave tasks out.
-_NO_OPTIONS = {
-    "self",
-    "pipeline",
-    "tasks",
-    "depends",
-    "logging_dir",
-    "skip_completed",
-    "local_tasks",
-    "local_rank_offset",
-    "job_id_retriever",
-}
+# Parameters of executors that this file decides, or that would leave tasks out.
+_NO_OPTIONS = "self pipeline tasks depends logging_dir skip_completed local_tasks local_rank_offset "
+_NO_OPTIONS += "job_id_retriever"
 
 
 class OptionError(ValueError):
@@ -60,11 +51,11 @@ class Submitted:
 def prepare(
     settings: Settings, out: str | Path, *, executor: str, tasks: int, options: Mapping[str, Any]
 ) -> Manifest | Submitted:
-    """Writes the source's text as token shards into the new folder `out`, or leaves that to Slurm.
+    """Write the source's text as token shards into the new folder `out`, or submit jobs that do.
 
     `options` go to datatrove's executor. Each task reads parts of the source (files, or a dataset's shards)
     that follow one another; tasks beyond their number have nothing to encode. After a failure, the same call
-    goes on with the tasks that are left.
+    runs the tasks that are left.
     """
     check_options(executor, options)
     out = Path(out).absolute()
@@ -83,7 +74,7 @@ def prepare(
 
 def check_options(executor: str, options: Mapping[str, Any]) -> None:
     parameters = inspect.signature(_executor(executor)).parameters
-    known = [name for name in parameters if name not in _NO_OPTIONS]
+    known = [name for name in parameters if name not in _NO_OPTIONS.split()]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -102,19 +93,19 @@ def _executor(name: str) -> Any:
 
 
 def _absolute(source: str) -> str:
-    """Tasks may run in other folders than this process."""
+    """Return a source that tasks in other folders find too."""
     return source if source == "builtin" or source.startswith("hf:") else str(Path(source).absolute())
 
 
 def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Part], tasks: int) -> None:
-    """Makes the working folder, or goes on with that of the same call."""
+    """Make the working folder, or check that it is of the same call, which continues."""
     asked: dict[str, Any] = {"settings": settings, "parts": [part.name for part in parts]}
     asked |= {"tasks": tasks, "version": __version__}
     if folder.is_started():
         found = folder.read()
         if other := [name for name, value in asked.items() if getattr(found, name) != value]:
             raise ValueError(
-                f"{folder.path} holds unfinished work with other {' and '.join(other)}: "
+                f"{folder.path} has unfinished work with other {' and '.join(other)}: "
                 "give the same call again to finish it, or remove the folder"
             )
         _check_no_job_is_left(folder)
@@ -130,7 +121,7 @@ def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Pa
 def _run(
     folder: WorkingFolder, stages: Mapping[str, tuple[Any, int]], executor: str, options: Mapping[str, Any]
 ) -> None:
-    """One stage after another, each to its end."""
+    """Run one stage after another, each to its end."""
     if executor == "local":
         options = {"workers": os.cpu_count(), **options}
     for stage, (step, tasks) in stages.items():
@@ -147,20 +138,20 @@ def _run(
 def _failure(folder: WorkingFolder, stage: str, cause: str) -> ValueError:
     return ValueError(
         f"the stage {stage!r} failed ({cause}): its logs are in {folder.logs / stage / 'logs'}; "
-        f"give the same call again to go on, or remove {folder.path} to start anew"
+        f"give the same call again to continue, or remove {folder.path} to start anew"
     )
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8").split("\n") if log.exists() else []
     return next(
-        (line for line in reversed(lines) if line.strip()), "a task was killed before it could say why"
+        (line for line in reversed(lines) if line.strip()), "a task was killed before it could log why"
     )
 
 
 @contextmanager
 def _ray() -> Iterator[None]:
-    """Connected to the cluster that Ray finds (RAY_ADDRESS), or to one on this machine."""
+    """Connect to the cluster that Ray finds (RAY_ADDRESS), or start one on this machine."""
     ray = require("ray", "--executor ray", extra="ray")
     ours = not ray.is_initialized()
     if ours:
@@ -175,9 +166,9 @@ def _ray() -> Iterator[None]:
 def _submit(
     folder: WorkingFolder, stages: Mapping[str, tuple[Any, int]], options: Mapping[str, Any]
 ) -> Submitted:
-    """Hands all stages to Slurm, each to start when the one before has ended well."""
+    """Submit all stages to Slurm, each to start when the one before has succeeded."""
     if shutil.which("sbatch") is None:
-        raise ValueError("--executor slurm calls sbatch, which is not here: run it where jobs are submitted")
+        raise ValueError("--executor slurm calls sbatch, which is not here: run it on a login node")
     options = dict(options)
     name = options.pop("job_name", folder.out.name)
     # A job whose predecessor failed would wait for ever.
@@ -200,7 +191,7 @@ def _submit(
         jobs[-1].run()  # and those that it depends on
     except subprocess.CalledProcessError as error:
         raise ValueError(
-            f"sbatch refused (exit status {error.returncode}, its words are above): change --executor-option"
+            f"sbatch failed (exit status {error.returncode}, its message is above): change --executor-option"
         ) from error
     finally:
         ids = [str(job.job_id) for job in jobs if job.job_id not in (None, -1)]

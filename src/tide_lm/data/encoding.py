@@ -1,4 +1,4 @@
-"""Texts to token ids on all cores: in the order given, whatever the number of processes, in flat memory."""
+"""Texts to token ids on all cores: in the order given, for any number of processes, in constant memory."""
 
 import multiprocessing
 import os
@@ -15,15 +15,13 @@ import numpy as np
 BATCH_CHARACTERS = 2**20
 PIECE_CHARACTERS = 2**17
 
-# A line's end where byte-level tokenizers cut in any case: what follows is a word, with at most one space.
+# A line's end where byte-level tokenizers cut anyway: a word follows, after at most one space.
 _CUT = re.compile(r"(?<=\S)\n(?=\S)|\n(?= \S)")
-
-
 _CUT_BEFORE, _CUT_AFTER = re.compile(r"\S\n\Z"), re.compile(r" ?\S")
 
 
 class Piece(NamedTuple):
-    """A document, or a part of a long one."""
+    """A document, or a part of a long document."""
 
     text: str
     split: str
@@ -58,13 +56,13 @@ class Encoder:
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
     def tokens(self, piece: Piece, ids: np.ndarray) -> np.ndarray:
-        """A piece's ids, with what begins or ends its document."""
+        """Add BOS or EOS to a piece's ids where its document begins or ends."""
         return np.concatenate([self._first[: piece.begins], ids, self._last[: piece.ends]])
 
     def pieces(self, text: str, split: str) -> Iterator[Piece]:
-        """A document in pieces whose ids, joined, are those of the whole; most are one piece.
+        """Split a document into pieces whose ids, joined, are those of the whole; most are one piece.
 
-        A long document would else be encoded by one thread, in many times its own memory.
+        Otherwise one thread would encode a long document, in many times its own memory.
         """
         start = 0
         while self._may_cut and (cut := _CUT.search(text, start + PIECE_CHARACTERS)):
@@ -73,7 +71,7 @@ class Encoder:
         yield Piece(text[start:], split, begins=not start, ends=True)
 
     def stream(self, parts: Iterable[str]) -> Iterator[Piece]:
-        """The pieces of a document whose text comes in lines or longer parts."""
+        """Yield the pieces of a document whose text comes in lines or longer parts."""
         held: list[str] = []
         size, begins = 0, True
         for part in parts:
@@ -105,16 +103,16 @@ def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def encode_in_order(
     pieces: Iterable[Piece], encoder: Encoder, processes: int
 ) -> Iterator[list[tuple[Piece, np.ndarray]]]:
-    """Pieces with their tokens, a batch at a time.
+    """Yield pieces with their tokens, a batch at a time.
 
     One process encodes with the tokenizer's own threads, several with one thread each. Batches are read
-    while others are encoded, but no more than keep every worker busy.
+    while others are encoded, but only as many as keep every worker busy.
     """
     executor: Executor
     if processes == 1:
         executor, encode = ThreadPoolExecutor(1), encoder.__call__
     else:
-        # Spawned, since a fork of a process with threads may hang.
+        # Not forked: a fork of a process with threads may hang.
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(processes, context, _start_worker, (encoder,))
         encode = _encode_in_worker
@@ -153,7 +151,7 @@ def _encode_in_worker(texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def _exit_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+    """End a worker whose parent was killed: it would wait for work for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

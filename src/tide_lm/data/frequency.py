@@ -24,10 +24,10 @@ GROUPS = {"rare": RARE, "mid": MID, "common": COMMON}
 
 
 def clean_types(counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
-    """The structural filter: which ids occur, are not special, and hold a letter or a digit.
+    """Return which ids occur, are not special, and have a letter or a digit: the structural filter.
 
-    Each id is decoded alone. Bytes that are no UTF-8 by themselves become U+FFFD, which is neither letter
-    nor digit: a fragment of one character is left out, while a word that ends in such a fragment stays.
+    Each id is decoded alone. Bytes that are not UTF-8 by themselves become U+FFFD, which is neither letter
+    nor digit: so a fragment of a character is left out, and a word that ends in a fragment stays.
     """
     special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [id for id in np.flatnonzero(counts_V).tolist() if id not in special]
@@ -38,7 +38,7 @@ def clean_types(counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> n
 
 
 def deciles(counts_V: np.ndarray, keep_V: np.ndarray, cap: int | None = None) -> np.ndarray:
-    """b(v) = min(floor(rank(v) / |V_clean| * 10), 9), or -1 for ids that are not kept (eq. bin_assignment).
+    """Return b(v) = min(floor(rank(v) / |V_clean| * 10), 9), or -1 for other ids (eq. bin_assignment).
 
     Ranks ascend with the count, ties by id, and start at 0, so that the minimum never binds. Types that occur
     more than `cap` times are left out.
@@ -59,7 +59,7 @@ class FrequencyBins:
 
     @classmethod
     def none(cls, vocab_size: int) -> "FrequencyBins":
-        """Every id in no decile, for when frequencies are not known."""
+        """Put no id in a decile, for when frequencies are not known."""
         return cls(np.full(vocab_size, UNBINNED, np.int8), np.zeros(vocab_size, np.int64))
 
     @classmethod
@@ -70,7 +70,7 @@ class FrequencyBins:
 
     @classmethod
     def from_prepared(cls, folder: Path, cap: int | None = None) -> "FrequencyBins":
-        """The bins of the training split that `tide-lm prepare` wrote."""
+        """Read the bins of a prepared training split."""
         from transformers import AutoTokenizer
 
         manifest, path = Manifest.read(folder), folder / "counts.npy"
@@ -86,7 +86,7 @@ class FrequencyBins:
     def from_counts_file(
         cls, path: Path, tokenizer: "PreTrainedTokenizerBase", cap: int | None = None
     ) -> "FrequencyBins":
-        """The bins of another corpus: a .npy of integers, one per id, or a JSON object {id: count}."""
+        """Read another corpus's counts: a .npy of integers, one per id, or a JSON object {id: count}."""
         return cls.from_counts(_read_counts(path, len(tokenizer)), tokenizer, cap)
 
     def extended(self, vocab_size: int) -> "FrequencyBins":
@@ -94,19 +94,19 @@ class FrequencyBins:
         more = vocab_size - len(self.bins_V)
         if more < 0:
             raise ValueError(
-                f"the counts are of {len(self.bins_V):,} ids and the model has {vocab_size:,}: "
+                f"there are counts for {len(self.bins_V):,} ids, and the model has {vocab_size:,}: "
                 "count with the tokenizer of the model"
             )
         bins_V = np.concatenate([self.bins_V, np.full(more, UNBINNED, np.int8)])
         return FrequencyBins(bins_V, np.concatenate([self.counts_V, np.zeros(more, np.int64)]))
 
     def decile(self, id: int) -> int | None:
-        """Return an id's decile, from 0, the rarest; None if it has none."""
+        """Return an id's decile, where 0 is the rarest; None if it has none."""
         found = int(self.bins_V[id])
         return None if found == UNBINNED else found
 
     def rows(self) -> torch.Tensor:
-        """The row of each id in a table of 11: its decile, or the last for the unbinned."""
+        """Return each id's row in a table of 11: its decile, or the last if it has none."""
         return torch.from_numpy(np.where(self.bins_V == UNBINNED, BINS, self.bins_V))
 
 
@@ -118,7 +118,7 @@ def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
         else:
             counts = np.load(path, allow_pickle=False)
             if counts.ndim == 1 and len(counts) < vocab_size:
-                raise ValueError(f"{len(counts)} of them, for {vocab_size} ids")
+                raise ValueError(f"it has {len(counts)}, for {vocab_size} ids")
             ids = np.arange(len(counts))
         if not counts.any():
             raise ValueError("all are zero")
@@ -143,17 +143,17 @@ def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
 def by_bin(
     losses_N: torch.Tensor, targets_N: torch.Tensor, rows_V: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of losses and number of tokens in each of the 11 rows, by the target token; any shape of N."""
+    """Add up losses and tokens in each of the 11 rows, by the target token; N may have any shape."""
     target_rows_N = rows_V.index_select(0, targets_N.flatten())
     member_RN = target_rows_N == torch.arange(BINS + 1, device=rows_V.device).unsqueeze(1)
-    # A masked sum, not a scatter: on a GPU a scatter adds in any order, and this one repeats to the bit.
+    # A masked sum is reproducible to the bit, while a scatter on a GPU adds in any order.
     wide = torch.float32 if losses_N.device.type == "mps" else torch.float64  # MPS has no float64
     losses_N = losses_N.detach().flatten().to(wide)
     return torch.where(member_RN, losses_N, 0).sum(1), member_RN.sum(1)
 
 
 class LossByBin:
-    """Adds up losses per row over batches, on their device; only `result` waits for it.
+    """Adds up losses per row over batches, on their device, which only `result` waits for.
 
     `sums_R` and `counts_R` add across ranks.
     """
@@ -170,7 +170,7 @@ class LossByBin:
         self.counts_R = self.counts_R.to(counts_R) + counts_R
 
     def result(self) -> dict[str, Any]:
-        """Mean losses and token counts: in all, per decile, per group, unbinned; None where no token was."""
+        """Return mean losses (None without tokens) and counts: of all, per decile, per group, unbinned."""
         sums, counts = self.sums_R.tolist(), self.counts_R.tolist()
 
         def mean(rows: range) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Batches of packed tokens in an order that a seed fixes, whatever the number of ranks.
+"""Batches of packed tokens in an order that a seed fixes, for any number of ranks.
 
 A window is T + 1 tokens of the flat split, and windows start every T tokens: each token after the first is
-predicted once an epoch, and a tail shorter than a window is dropped. Documents follow one another inside a
-window. The order of windows is one endless sequence, a permutation of all of them for each epoch, so one
-integer says where training stands.
+predicted once per epoch, and a tail shorter than a window is dropped. Documents follow one another inside a
+window. The order of windows is endless, one permutation per epoch, so one integer is the position.
 """
 
 import hashlib
@@ -22,22 +21,18 @@ _ROUNDS = 8
 class Loader:
     """Endless batches `inputs_BT, targets_BT`: this rank's contiguous share of each global batch.
 
-    `windows` is the state: how many windows all ranks together have handed out. A resume with another `batch`
-    or number of ranks continues the same global order.
+    The state is `windows`, how many all ranks together have taken. A resume with another `batch` or number
+    of ranks continues the same global order.
     """
 
     def __init__(
-        self, split: TokenSplit, sequence: int, batch: int, seed: int, rank: int = 0, ranks: int = 1
+        self, split: TokenSplit, sequence: int, batch: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
-        if batch < 1 or batch % ranks:
+        if batch < 1 or batch % world_size:
             raise ValueError(
-                f"a global batch of {batch} windows cannot be divided among {ranks} ranks: "
-                f"use a batch that is a multiple of {ranks}"
+                f"a global batch of {batch} windows cannot be divided among {world_size} ranks: "
+                f"use a multiple of {world_size}"
             )
-        if not 0 <= rank < ranks:
-            raise ValueError(f"rank {rank} does not exist among {ranks} ranks: they are 0 to {ranks - 1}")
-        if seed < 0:
-            raise ValueError(f"seed {seed} is negative: use 0 or more")
         self.epoch_windows = count_windows(split, sequence)
         if batch > self.epoch_windows:
             raise ValueError(
@@ -45,7 +40,7 @@ class Loader:
                 f"({split.split}) has {self.epoch_windows}: lower the batch, shorten the sequence or add text"
             )
         self.split, self.sequence, self.batch, self.seed = split, sequence, batch, seed
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.world_size = rank, world_size
         self.windows = 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -53,24 +48,24 @@ class Loader:
             yield self.next_batch()
 
     def next_batch(self) -> Batch:
-        """Moves all ranks on by one global batch, and reads this rank's share of it."""
+        """Read this rank's share of the next global batch, and advance."""
         batch = self.peek()
         self.advance()
         return batch
 
     def peek(self) -> Batch:
-        """This rank's share of the next global batch, which stays the next."""
-        share = self.batch // self.ranks
+        """Read this rank's share of the next global batch, which stays the next."""
+        share = self.batch // self.world_size
         positions_B = np.arange(share) + (self.windows + self.rank * share)
         windows_B = window_order(positions_B, self.epoch_windows, self.seed)
         return _read_windows(self.split, self.sequence, windows_B)
 
     def advance(self) -> None:
-        """Moves all ranks on by one global batch."""
+        """Advance all ranks by one global batch."""
         self.windows += self.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows that all ranks have handed out so far, and what they are windows of."""
+        """Return how many windows all ranks have taken so far, and from what data."""
         return {"windows": self.windows, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -81,8 +76,8 @@ class Loader:
         ]
         if changed:
             raise ValueError(
-                f"the saved data position belongs to other data or settings ({'; '.join(changed)}): "
-                "restore them, or start a new run"
+                f"the checkpoint has other data or settings ({'; '.join(changed)}): restore them, or begin "
+                "another run"
             )
         self.windows = int(state["windows"])
 
@@ -104,23 +99,23 @@ def validation_windows(
     limit: int | None = None,
     batch: int = 8,
     rank: int = 0,
-    ranks: int = 1,
+    world_size: int = 1,
 ) -> Iterator[Batch]:
-    """The same windows at each call, in the order of the text: all of them, or `limit` spread evenly.
+    """Yield the same windows at each call, in the order of the text: all, or `limit` spread evenly.
 
-    Batches are of at most `batch` windows, as many on each rank; there may be no window left for some.
+    Each rank gets as many batches, of at most `batch` windows; the last may be empty.
     """
     windows = count_windows(split, sequence)
     taken = windows if limit is None else min(limit, windows)
     if taken < 1:
-        raise ValueError(f"{limit} validation windows are too few: take at least 1")
+        raise ValueError(f"validation takes {limit} windows: take at least 1")
     chosen = np.arange(taken) * windows // taken
-    pieces = -(-taken // (batch * ranks)) * ranks
-    return (_read_windows(split, sequence, own) for own in np.array_split(chosen, pieces)[rank::ranks])
+    pieces = -(-taken // (batch * world_size)) * world_size
+    return (_read_windows(split, sequence, own) for own in np.array_split(chosen, pieces)[rank::world_size])
 
 
 def count_windows(split: TokenSplit, sequence: int) -> int:
-    """How many windows of `sequence` predicted tokens a split has: at least one, or an error."""
+    """Return how many windows of `sequence` predicted tokens a split has; none is an error."""
     if sequence < 1:
         raise ValueError(f"sequence is {sequence}: a window needs at least 1 token to predict")
     windows = (len(split) - 1) // sequence
@@ -133,7 +128,7 @@ def count_windows(split: TokenSplit, sequence: int) -> int:
 
 
 def _read_windows(split: TokenSplit, sequence: int, windows_B: np.ndarray) -> Batch:
-    """Inputs, the first T tokens of each window, and targets, its last T."""
+    """Return inputs, the first T tokens of each window, and targets, its last T."""
     windows = [split.read(window * sequence, sequence + 1) for window in windows_B.tolist()]
     tokens = np.array(windows).reshape(-1, sequence + 1)
     inputs_BT, targets_BT = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
@@ -141,7 +136,7 @@ def _read_windows(split: TokenSplit, sequence: int, windows_B: np.ndarray) -> Ba
 
 
 def window_order(positions: np.ndarray, windows: int, seed: int) -> np.ndarray:
-    """The windows at these positions of the endless order: a new permutation for each epoch."""
+    """Return the windows at these positions of the endless order, one permutation per epoch."""
     epochs, places = np.divmod(positions, windows)
     order = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
@@ -151,10 +146,10 @@ def window_order(positions: np.ndarray, windows: int, seed: int) -> np.ndarray:
 
 
 def _permute(places: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
-    """A keyed permutation of 0..n-1 that is calculated, never stored: 10^8 windows need no memory.
+    """Permute 0..n-1 by calculation, with keys: 10^8 windows need no memory.
 
-    A Feistel network permutes the next power of four; what lands outside 0..n-1 walks on along its cycle
-    until it is inside, which keeps the whole a permutation.
+    A Feistel network permutes the next power of four. A place outside 0..n-1 is permuted again until it is
+    inside, which keeps the whole a permutation.
     """
     half = max((n - 1).bit_length() + 1, 2) // 2
     places = _feistel(places, half, keys)
@@ -172,7 +167,7 @@ def _feistel(places: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64: each bit of the input flips each bit of the output half the time."""
+    """Mix bits with SplitMix64's finaliser: each input bit flips each output bit half the time."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)

@@ -1,4 +1,4 @@
-"""Text to token shards: read, split, encode, count, write; all of it, or nothing."""
+"""Text to token shards: read, split, encode, count and write all of it, or nothing."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for. Without a `tokenizer`, one of `train_tokenizer` tokens is trained on the text."""
+    """What to prepare. Without a `tokenizer`, one of `train_tokenizer` tokens is trained on the text."""
 
     source: str
     tokenizer: str | None = None
@@ -31,13 +31,13 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise ValueError(
-                f"the validation split is a fraction of at least 0 and below 1, not {self.validation}"
+                f"the validation split is {self.validation}: it must be a fraction of at least 0 and below 1"
             )
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What shards say of their tokenizer."""
+    """What a manifest says about the tokenizer."""
 
     dtype: str
     vocab_size: int
@@ -46,7 +46,7 @@ class Vocabulary:
     eos_token_id: int | None
 
 
-def _nobody(documents: int, tokens: int) -> None:
+def _ignore(documents: int, tokens: int) -> None:
     pass
 
 
@@ -60,15 +60,15 @@ def prepare(
     text_field: str = Settings.text_field,
     processes: int = 1,
     shard_tokens: int = Settings.shard_tokens,
-    progress: Progress = _nobody,
+    progress: Progress = _ignore,
 ) -> Manifest:
-    """Writes the source's text as token shards into the new folder `out`.
+    """Write the source's text as token shards into the new folder `out`.
 
-    `progress` is told the documents read and the tokens written so far.
+    `progress` is called with the documents read and the tokens written so far.
     """
     settings = Settings(source, tokenizer, train_tokenizer, validation, text_field, shard_tokens)
     if processes < 1:
-        raise ValueError(f"the number of processes is at least 1, not {processes}")
+        raise ValueError(f"there are {processes} processes: use at least 1")
     parts = sources.parts(source, text_field)
     return prepare_corpus(Corpus(parts, validation), parts, settings, Path(out), processes, progress)
 
@@ -79,9 +79,9 @@ def prepare_corpus(
     settings: Settings,
     out: Path,
     processes: int,
-    progress: Progress = _nobody,
+    progress: Progress = _ignore,
 ) -> Manifest:
-    """`prepare` for documents that have a split; a tokenizer is trained on the parts `training`."""
+    """Write documents that have a split already; a tokenizer is trained on the parts `training`."""
     out = out.absolute()
     with files.claimed(out, "prepared"), files.write_folder(out) as folder:
         vocabulary = save_tokenizer(settings, training, folder)
@@ -94,7 +94,7 @@ def prepare_corpus(
 
 
 def save_tokenizer(settings: Settings, parts: Sequence[sources.Part], folder: Path) -> Vocabulary:
-    """Trains or loads the tokenizer, and puts it into the folder."""
+    """Train or load the tokenizer, and save it in the folder."""
     if settings.tokenizer is None:
         training = (text for text, split in Corpus(parts, settings.validation) if split == "train")
         tokenizer = tokenizers.train(training, settings.train_tokenizer)
@@ -112,7 +112,7 @@ def save_tokenizer(settings: Settings, parts: Sequence[sources.Part], folder: Pa
 
 class TokenWriter(Protocol):
     def add(self, tokens: np.ndarray, ends: bool) -> None:
-        """Takes a document, or a part of one whose last part `ends` it."""
+        """Write a document, or a part of one whose last part `ends` it."""
 
 
 def write_tokens(
@@ -121,9 +121,9 @@ def write_tokens(
     vocabulary: Vocabulary,
     writers: Mapping[str, TokenWriter],
     processes: int = 1,
-    progress: Progress = _nobody,
+    progress: Progress = _ignore,
 ) -> np.ndarray:
-    """Encodes with the folder's tokenizer, gives each split to its writer, and counts the training tokens."""
+    """Encode with the folder's tokenizer, write each split, and count the training tokens."""
     tokenizer_json = (folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8")
     encoder = Encoder(tokenizer_json, vocabulary.dtype, vocabulary.bos_token_id, vocabulary.eos_token_id)
     pieces = (piece for document in corpus for piece in encoder.pieces(*document))
@@ -147,11 +147,11 @@ def complete(
     counts: np.ndarray,
     splits: Mapping[str, tuple[Shard, ...]],
 ) -> Manifest:
-    """Adds counts and manifest to a folder of shards."""
+    """Add counts and manifest to a folder of shards."""
     if not counts.any():
         raise ValueError(
             f"the source {settings.source!r} has no text to train on, and {tally.documents['validation']:,} "
-            "documents to validate with: give one with more text, or lower the validation split"
+            "documents to validate on: give a source with more text, or lower the validation split"
         )
     np.save(folder / "counts.npy", counts)
     source = {

@@ -1,6 +1,6 @@
-"""Token shards: flat little-endian arrays of token ids, and a manifest that says all about them.
+"""Token shards: flat little-endian arrays of token ids, and a manifest that describes them.
 
-manifest.json                 everything below, and where the text came from
+manifest.json                 describes all below, and where the text came from
 tokenizer/                    the tokenizer, as Hugging Face saves it
 train-00000.bin, ...          token ids, uint16 or uint32, documents one after another
 validation-00000.bin, ...
@@ -31,10 +31,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` holds. `tokenizer_sha256` is that of the tokenizer's tokenizer.json.
+    """What `manifest.json` holds. `tokenizer_sha256` is the digest of the tokenizer's tokenizer.json.
 
-    The sha256 in `source` is that of the digests of the text's parts (files, or shards of a dataset), and a
-    part's digest is that of its documents' digests; what holds no text is left out.
+    The sha256 in `source` is the digest of the digests of the text's parts (files, or shards of a dataset),
+    and a part's digest that of its documents' digests; what holds no text is left out.
     """
 
     dtype: str
@@ -65,15 +65,15 @@ class Manifest:
                 raise ValueError(f"its dtype is {values['dtype']!r}, and only uint16 and uint32 are known")
             for name in ("vocab_size", "bos_token_id", "eos_token_id"):
                 if not isinstance(values[name], int) and (values[name] is not None or name == "vocab_size"):
-                    raise ValueError(f"its {name} is {values[name]!r}, and no id")
+                    raise ValueError(f"its {name} is {values[name]!r}, which is no id")
             splits = {
                 name: tuple(Shard(**shard) for shard in shards) for name, shards in values["splits"].items()
             }
             return cls(**{**values, "splits": splits})
         except FileNotFoundError:
             raise ValueError(
-                f"{folder.absolute()} holds no prepared data ({MANIFEST} is missing): run `tide-lm prepare`, "
-                "or set data.path to where it is"
+                f"{folder.absolute()} has no prepared data ({MANIFEST} is missing): run `tide-lm prepare`, "
+                "or set data.path to a folder that has"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} cannot be read: {error!r}: prepare the data again") from error
@@ -84,7 +84,7 @@ def smallest_dtype(vocab_size: int) -> str:
 
 
 def stored(dtype: str) -> np.dtype:
-    """The token type as it is on disk, on any machine."""
+    """Return the token type on disk, which is the same on any machine."""
     return np.dtype(dtype).newbyteorder("<")
 
 
@@ -147,10 +147,10 @@ class TokenSplit:
         return int(self._starts[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """`count` tokens from position `start`, across shards if need be."""
+        """Read `count` tokens from position `start`, across shards if need be."""
         if not 0 <= start <= start + count <= len(self):
             raise ValueError(
-                f"tokens {start} to {start + count} are outside the {len(self)} of {self.folder}"
+                f"tokens {start} to {start + count} are outside of {self.folder}, which has {len(self)}"
             )
         parts = []
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -162,9 +162,9 @@ class TokenSplit:
                 break
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.manifest.dtype)
 
-    def verify(self, rank: int = 0, ranks: int = 1) -> None:
-        """Reads every shard, or this rank's share of them, and compares checksums."""
-        for shard in self.manifest.splits[self.split][rank::ranks]:
+    def verify(self, rank: int = 0, world_size: int = 1) -> None:
+        """Read every shard, or this rank's share of them, and compare checksums."""
+        for shard in self.manifest.splits[self.split][rank::world_size]:
             with (self.folder / shard.file).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != shard.sha256:

@@ -1,7 +1,7 @@
 """Documents to prepare: the built-in text, local files, or a dataset of the Hugging Face Hub.
 
 A document is a pair of its name and its text. The name says where it is from, as in `news.jsonl:17`.
-A source is a list of parts, its files or its dataset's shards, which can be read apart from one another.
+A source is a list of parts, its files or its dataset's shards, which can be read independently.
 """
 
 import glob
@@ -29,14 +29,14 @@ _PARQUET_ROWS = 256
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a source. It can be pickled, to be read in another process or on another machine."""
+    """A part of a source, which another process or machine can read."""
 
     name: str
     documents: Callable[[], Iterator[Document]]
 
 
 def parts(source: str, text_field: str = "text") -> list[Part]:
-    """The parts of `builtin`, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in a fixed order."""
+    """Return the parts of `builtin`, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in a fixed order."""
     if source == "builtin":
         return [Part(source, builtin.documents)]
     if source.startswith("hf:"):
@@ -45,13 +45,13 @@ def parts(source: str, text_field: str = "text") -> list[Part]:
 
 
 def documents(source: str, text_field: str = "text") -> Iterator[Document]:
-    """The documents of all parts, one after another."""
+    """Yield the documents of all parts."""
     for part in parts(source, text_field):
         yield from part.documents()
 
 
 def streams(source: str, text_field: str = "text") -> Iterator[Iterator[str]]:
-    """The documents as text in pieces: a .txt file line by line, so that its length costs no memory."""
+    """Yield each document as pieces of text: a .txt file by line, so that its length costs no memory."""
     if source == "builtin" or source.startswith("hf:"):
         yield from (iter([text]) for _, text in documents(source, text_field))
         return
@@ -70,7 +70,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def files(source: str) -> list[Path]:
-    """The text files of a file, folder or glob, sorted."""
+    """Return the text files of a file, folder or glob, sorted."""
     path = Path(source)
     if path.is_dir():
         found = list(path.rglob("*"))
@@ -79,7 +79,7 @@ def files(source: str) -> list[Path]:
     texts = sorted(file for file in found if _FORMAT.search(file.name) and not file.is_dir())
     for file in texts:
         if not file.exists():
-            raise ValueError(f"{file} is a link to a file that is not there: mend or remove it")
+            raise ValueError(f"{file} is a link to a file that does not exist: correct or remove it")
     if not texts:
         what = "there is no text in" if found or path.exists() else "there is no"
         raise ValueError(
@@ -107,7 +107,7 @@ def _jsonl(path: Path, field: str) -> Iterator[Document]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The records of a .jsonl file, packed or not, each with its name."""
+    """Yield the records of a .jsonl file, compressed or not, each with its name."""
     with _naming(path), _open(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -117,7 +117,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 record = json.loads(_decode(line, path, number))
             except json.JSONDecodeError as error:
                 raise ValueError(
-                    f"{name} is not JSON ({error.msg}, column {error.colno}): mend or remove the line"
+                    f"{name} is not JSON ({error.msg}, column {error.colno}): correct or remove the line"
                 ) from None
             yield name, record
 
@@ -151,7 +151,7 @@ def _shards(source: str, field: str) -> list[Part]:
 
 
 def _shard(whole: Any, shard: int, source: str, field: str) -> Iterator[Document]:
-    """One of the dataset's own shards; in their order, they are the dataset in its order."""
+    """Yield one of the dataset's own shards; in their order, they are the dataset in its order."""
     where = f" of shard {shard}" if whole.num_shards > 1 else ""
     for row, record in enumerate(whole.shard(whole.num_shards, shard), 1):
         name = f"{source}:{row}{where}"
@@ -165,7 +165,7 @@ def _open(path: Path) -> IO[bytes]:
         case ".xz":
             return lzma.open(path)
         case ".zst":
-            # The package zstandard takes a file that was cut short for a whole one; pyarrow does not.
+            # pyarrow notices a file that was cut short; the package zstandard does not.
             stream = require("pyarrow", "a .zst file").input_stream(str(path), compression="zstd")
             return io.BufferedReader(stream)
         case _:
@@ -174,14 +174,14 @@ def _open(path: Path) -> IO[bytes]:
 
 @contextmanager
 def _naming(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Gives the errors of a damaged file, which do not say what file it is, its name."""
+    """Name the file in errors about its damage, which do not name it."""
     damage: tuple[type[Exception], ...] = (EOFError, OSError, lzma.LZMAError, zlib.error, *errors)
     try:
         yield
     except damage as error:
         if getattr(error, "filename", None):
             raise
-        raise ValueError(f"{path} is damaged or cut short ({error}): fetch it again") from error
+        raise ValueError(f"{path} is damaged or cut short ({error}): download it again") from error
 
 
 def _decode(data: bytes, path: Path, line: int = 1) -> str:
@@ -198,11 +198,11 @@ def _decode(data: bytes, path: Path, line: int = 1) -> str:
 def _text(record: Any, field: str, name: str) -> str:
     fields = list(record) if isinstance(record, Mapping) else []
     if field not in fields:
-        found = f"only {', '.join(map(repr, fields))}" if fields else "nor any other"
+        found = f"only {', '.join(map(repr, fields))}" if fields else "nor any other field"
         raise ValueError(f"{name} has no field {field!r}, {found}: name the text's field with --text-field")
     if not isinstance(text := record[field], str):
         raise ValueError(
-            f"{name} has {text!r:.40} in its field {field!r}, which is no text: mend or remove the record, "
+            f"{name} has {text!r:.40} in its field {field!r}, which is no text: correct the record, "
             "or name another field with --text-field"
         )
     return text

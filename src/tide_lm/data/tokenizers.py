@@ -1,4 +1,4 @@
-"""Tokenizers: any of Hugging Face's fast ones, Llama 3's, or one trained on the text at hand."""
+"""Tokenizers: any fast one of Hugging Face, Llama 3's, or one trained on the text at hand."""
 
 import base64
 import hashlib
@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST = 258  # 256 bytes and two special tokens
-UNKNOWN = "\ufffd"  # what a decoder gives for bytes that are no character
+_LLAMA3_SPECIAL = (
+    "begin_of_text end_of_text reserved_special_token_0 reserved_special_token_1 finetune_right_pad_id "
+    "step_id start_header_id end_header_id eom_id eot_id python_tag image"
+)
+UNKNOWN = "\ufffd"  # what a decoder returns for bytes that are no character
 
 
 def load(name: str) -> "PreTrainedTokenizerFast":
-    """`llama3`, or a fast tokenizer by its name on the Hub or its folder; no code of others is run."""
+    """Load `llama3`, or a fast tokenizer from a folder or the Hub; code that it may bring is not run."""
     if name == "llama3":
         return _llama3()
     from transformers import AutoTokenizer
@@ -30,18 +34,20 @@ def load(name: str) -> "PreTrainedTokenizerFast":
             f"or llama3 ({' '.join(str(error).split())})"
         ) from error
     if not tokenizer.is_fast:
-        raise ValueError(f"the tokenizer {name!r} has no fast form (tokenizer.json): choose one that has")
+        raise ValueError(f"the tokenizer {name!r} has no tokenizer.json: choose one that has")
     tokenizer.backend_tokenizer.no_truncation()  # some tokenizer.json would cut every document
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def train(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE of at most `vocab_size` tokens, BOS and EOS first."""
+    """Train a byte-level BPE of at most `vocab_size` tokens, BOS and EOS first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < SMALLEST:
-        raise ValueError(f"a byte-level vocabulary has at least {SMALLEST} tokens, not {vocab_size}")
+        raise ValueError(
+            f"vocab_size is {vocab_size}: a byte-level vocabulary has at least {SMALLEST} tokens"
+        )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -56,7 +62,7 @@ def train(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
 
 
 def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    """A copy of what encodes, without the cutting and padding that its last caller asked for."""
+    """Copy what encodes, without the truncation and padding that its last caller asked for."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -66,17 +72,17 @@ def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
 
 
 def fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """The sha256 of its tokenizer.json."""
+    """Return the sha256 of its tokenizer.json."""
     return hashlib.sha256(plain_backend(tokenizer).to_str(pretty=True).encode()).hexdigest()
 
 
 def token_texts(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
-    """What each id says within a text, its space included; a piece of a character is named by its bytes."""
+    """Return each id's text, its space included; bytes that are no whole character are named."""
     return _named(tokenizer, ids, _decoded(tokenizer, [[id] for id in ids]))
 
 
 def texts_in_order(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
-    """Return `token_texts` of ids in a row: a character belongs to the id that completes it."""
+    """Return `token_texts` of a sequence: a character belongs to the id that completes it."""
     alone = _decoded(tokenizer, [[id] for id in ids])
     texts = _named(tokenizer, ids, alone)
     begun: list[int] = []
@@ -90,17 +96,17 @@ def texts_in_order(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> 
 
 
 def _decoded(tokenizer: "PreTrainedTokenizerFast", sequences: Iterable[Sequence[int]]) -> list[str]:
-    """Each behind another token, since some decoders drop a space at the beginning."""
+    """Decode each sequence behind another token, since some decoders drop a space at the beginning."""
     anchor = tokenizer("a", add_special_tokens=False).input_ids[-1:]
     before = tokenizer.decode(anchor)
     anchored = [[*anchor, *ids] for ids in sequences]
-    # Of no sequence `batch_decode` makes one text.
+    # `batch_decode` makes one text of no sequences.
     found = tokenizer.batch_decode(anchored, clean_up_tokenization_spaces=False) if anchored else []
     return [text.removeprefix(before) for text in found]
 
 
 def _named(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int], texts: Sequence[str]) -> list[str]:
-    """Name the bytes of tokens that are no whole character, if they are stored as signs for bytes."""
+    """Name the bytes of tokens that are no whole character, if the vocabulary writes bytes as signs."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}
@@ -114,7 +120,7 @@ def _named(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int], texts: Sequ
 
 
 def vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """One more than the highest id; some tokenizers leave ids out."""
+    """Return one more than the highest id; some tokenizers leave ids out."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -125,43 +131,24 @@ def _fast(backend: "Tokenizer", **special: str) -> "PreTrainedTokenizerFast":
 
 
 def _llama3() -> "PreTrainedTokenizerFast":
-    """Llama 3's tokenizer from the file of ranks in the package llama-models, which is not imported."""
+    """Make Llama 3's tokenizer from a file of the package llama-models, which is not imported."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     class Converter(TikTokenConverter):
         @staticmethod
         def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:  # instead of the package tiktoken
-            lines = Path(tiktoken_url).read_bytes().split(b"\n")
-            return {
-                base64.b64decode(token): int(rank) for token, rank in map(bytes.split, filter(None, lines))
-            }
+            lines = Path(tiktoken_url).read_bytes().splitlines()
+            return {base64.b64decode(token): int(place) for token, place in map(bytes.split, lines)}
 
     spec = importlib.util.find_spec("llama_models")
     folders = spec.submodule_search_locations if spec else None
-    ranks = Path(*folders[:1], "llama3", "tokenizer.model") if folders else None
-    if ranks is None or not ranks.exists():
+    file = Path(*folders[:1], "llama3", "tokenizer.model") if folders else None
+    if file is None or not file.exists():
         raise ValueError(
             "the tokenizer llama3 is a file of the package llama-models, which is not installed: "
             "pip install --no-deps llama-models"
         )
-    backend = Converter(str(ranks)).converted()
-    backend.add_special_tokens(_llama3_special_tokens())
+    backend = Converter(str(file)).converted()
+    names = [*_LLAMA3_SPECIAL.split(), *(f"reserved_special_token_{i}" for i in range(2, 246))]
+    backend.add_special_tokens([f"<|{name}|>" for name in names])
     return _fast(backend, pad_token="<|finetune_right_pad_id|>")
-
-
-def _llama3_special_tokens() -> list[str]:
-    named = [
-        BOS,
-        EOS,
-        "<|reserved_special_token_0|>",
-        "<|reserved_special_token_1|>",
-        "<|finetune_right_pad_id|>",
-        "<|step_id|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eom_id|>",
-        "<|eot_id|>",
-        "<|python_tag|>",
-        "<|image|>",
-    ]
-    return named + [f"<|reserved_special_token_{i}|>" for i in range(2, 258 - len(named))]
