@@ -344,7 +344,7 @@ def fetch(cached: StoredRows, tokens) -> np.ndarray:
 def test_the_cache_begins_with_the_most_frequent_rows_and_keeps_what_was_used_last(
     store, at_once, monkeypatch
 ):
-    monkeypatch.setattr(reader, "_AT_ONCE", at_once)
+    monkeypatch.setattr(reader, "_ROWS_PER_READ", at_once)
     path, rows = store
     cached = StoredRows(StoreFile(path), 5 * ROW + ROW // 2)
     found = []

@@ -1,4 +1,4 @@
-"""Generation on made-up weights, timed: the engine, and what others have for the same model."""
+"""Time generation with random weights: the engine, and what others have for the same model."""
 
 import gc
 import statistics
@@ -27,7 +27,7 @@ _PEER_TOKENS = 128
 
 
 def bandwidth() -> float:
-    """Bytes that a device reads in a second, at its best."""
+    """Return the bytes per second that a device reads at its best."""
     words = torch.ones(1 << (28 if torch.cuda.is_available() else 22), dtype=torch.int64, device=_device())
     return words.nbytes / min(_seconds(words.sum) for _ in range(50))  # clocks take some time to rise
 
@@ -35,7 +35,7 @@ def bandwidth() -> float:
 def measure(
     preset: str, memory: Place, batch: int, context: tuple[int, int], peers: bool
 ) -> Iterator[dict[str, Any]]:
-    """The engine's record, and those of its peers; decoding goes from the one length to the other."""
+    """Yield the engine's record, and those of its peers; sequences grow from one length to the other."""
     shape = presets.get(preset).model
     start, end = context
     about = {"preset": preset, "k": shape.num_memory_blocks, "memory": str(memory), "batch": batch}
@@ -105,7 +105,7 @@ def measure_store(
 
 
 def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], list[bool]]:
-    """Seconds of a step for each token, known before it, and whether its row had to be read."""
+    """Return the seconds of a step for each given token, and whether its row had to be read."""
     engine = Engine(model)
     generation = engine.generate([[ids[0]]])
     next(generation)  # which leaves a decoder that is set up

@@ -1,4 +1,4 @@
-"""How fast a store is read: many rows that no cache has, and those of tokens that are generated."""
+"""Time a store: reads of many rows that are in no cache, and of the rows of generated tokens."""
 
 import json
 import os
@@ -20,16 +20,16 @@ from tide_lm.spec.config import ModelConfig
 from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
 from tide_lm.store.reader import StoreFile
 
-_AT_ONCE = 4096
+_ROWS_PER_WRITE = 4096
 _FIO_SECONDS, _FIO_DEPTH = 3, 16
 _READS = 5  # of the reader in a round
-_SETTLING = 0.2  # seconds: a system goes on giving pages back after it was asked to
+_SETTLING = 0.2  # seconds in which a system goes on dropping pages after it was asked to
 
 
 def random_store(
     path: Path, model: ModelConfig, bits: int, counts_V: np.ndarray | None = None, seed: int = 0
 ) -> Header:
-    """A store as large as a model's, of random bytes; `counts_V` says how often tokens occur, if known."""
+    """Write a store as large as a model's, of random bytes; `counts_V` says how often tokens occur."""
     K, D = model.num_memory_blocks, model.hidden_size
     sections = {} if counts_V is None else {"counts": counts_V.astype("<u8")}
     if bits < 16:
@@ -39,8 +39,8 @@ def random_store(
     random = np.random.default_rng(seed)
 
     def rows() -> Iterator[np.ndarray]:
-        for start in range(0, header.vocab_size, _AT_ONCE):
-            size = min(_AT_ONCE, header.vocab_size - start), header.codec.row_bytes
+        for start in range(0, header.vocab_size, _ROWS_PER_WRITE):
+            size = min(_ROWS_PER_WRITE, header.vocab_size - start), header.codec.row_bytes
             yield random.integers(256, size=size, dtype=np.uint8)
 
     write_store(path, header, sections, rows())
@@ -48,11 +48,11 @@ def random_store(
 
 
 def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
-    """Seconds for the rows of so many tokens, by a loop over a memory map and by the reader, in turns.
+    """Time reads of the rows of so many tokens, by a loop over a memory map and by the reader, in turns.
 
-    Before each the page cache is told to forget the file. With fio there is what the disk gives for reads of
-    as many bytes, 16 at once, for seconds on end: so the reader, which takes a small part of one, reads other
-    tokens some more times.
+    Before each read the page cache forgets the file. Where fio is installed, its reads of as many bytes, 16
+    at once, say what the disk can give. They take seconds, and the reader milliseconds, so it reads several
+    times in a round.
     """
     file = StoreFile(path)
     header = file.header
@@ -60,7 +60,7 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
     block = up_to(header.row_bytes, BLOCK)
     found: dict[str, list[float]] = {"mmap": [], "reader": [], "fio": []}
     ways = [("mmap", lambda ids: mapped_rows(path, header, ids)), *[("reader", file.read)] * _READS]
-    file.read(np.arange(tokens))  # what it needs is made
+    file.read(np.arange(tokens))  # makes what it needs once
     for _ in range(rounds):
         for name, way in ways:
             ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
@@ -88,7 +88,7 @@ def mapped_rows(path: Path, header: Header, ids: np.ndarray) -> np.ndarray:
 
 
 def forget(path: Path) -> None:
-    """Asks the system to have nothing of a file in its cache, and waits until that is done."""
+    """Ask the system to drop a file from its cache, and wait until that is done."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,7 +100,7 @@ def forget(path: Path) -> None:
 
 
 def fio_reads(path: Path, block: int) -> float | None:
-    """Reads a second at random places, or None without fio."""
+    """Return how many reads per second fio does at random places; None without fio."""
     if shutil.which("fio") is None:
         return None
     command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", f"--bs={block}", "--direct=1"]
@@ -123,9 +123,9 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second of `generate` with tables as trained, with packed rows, and from a warm store.
+    """Time `generate` with tables as trained, with packed rows on the device, and from a warm store.
 
-    They take turns, and what the store is compared with is of the same round.
+    They take turns, and ratios compare times of the same round.
     """
     torch.manual_seed(0)
     model = TideForCausalLM(TideConfig.from_preset(preset)).eval()

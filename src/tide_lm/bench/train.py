@@ -1,4 +1,4 @@
-"""Training steps on made-up tokens, timed: the trainer's own objective, tables and optimiser, or plain ones.
+"""Time training steps on random tokens: with the trainer's own objective and optimiser, or with plain ones.
 
 Token ids follow Zipf's law, as in text, so that a batch repeats its common tokens. B batch, T tokens.
 """
@@ -30,14 +30,14 @@ Step = Callable[["Clock"], None]
 
 
 class Clock:
-    """Seconds between marks, on the device."""
+    """Measures the seconds between marks on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.marks: list[tuple[str, Any]] = []
 
     def mark(self, part: str) -> None:
-        """What follows is this part of a step."""
+        """Begin this part of a step."""
         if self.on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -67,8 +67,10 @@ def shape_of(model: str) -> ModelConfig:
 
 
 def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = False) -> dict[str, Any]:
-    """Speed, peak memory and the parts of a step, or that it ran out of memory; `plain` as one would write it
-    first, without this package's ways to train: full logits, dense tables, the model compiled as a whole."""
+    """Return the speed, the peak memory and the parts of a step, or that it ran out of memory.
+
+    A `plain` step has full logits, dense tables, and the model compiled as a whole.
+    """
     shape = shape_of(model)
     result: dict[str, Any] = {
         "preset": model.partition(":")[0],
@@ -184,7 +186,7 @@ def _plain_step(shape: ModelConfig, batches: Batches, device: torch.device) -> S
 
 
 def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
-    """A model whose weights are drawn on the device: their values do not matter here, and time does."""
+    """Make a model with weights drawn on its device, which is fast; their values do not matter here."""
     with torch.device("meta"):
         model = kind(config)
     model.to_empty(device=device)
@@ -197,7 +199,7 @@ def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
 
 
 def _age(tables: RowOptimizer, missed_V: torch.Tensor, rate: float) -> None:
-    """Puts tables where they would be after `AGE` steps: rows as far behind, moments that are not 0."""
+    """Put tables where they would be after `AGE` steps: rows lag behind, and moments are not 0."""
     table = tables.table
     tables.set_rates(torch.full((AGE,), rate, dtype=torch.float64))
     table.last_V.copy_(AGE - missed_V)
@@ -207,7 +209,7 @@ def _age(tables: RowOptimizer, missed_V: torch.Tensor, rate: float) -> None:
 
 
 def missed_steps(vocabulary: int, tokens: int) -> torch.Tensor:
-    """How many steps, of so many tokens, each id has not been seen for; at most `AGE`, for never."""
+    """Return for how many steps, of so many tokens, each id has not been seen; at most `AGE`."""
     shares_V = _zipf_shares(vocabulary)
     generator = torch.Generator().manual_seed(0)
     # An id is not seen for n steps with a chance of (1 - share) ** (tokens * n).
@@ -216,7 +218,7 @@ def missed_steps(vocabulary: int, tokens: int) -> torch.Tensor:
 
 
 def zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
-    """Endless inputs and targets."""
+    """Yield inputs and targets without end."""
     generator = torch.Generator().manual_seed(0)
     sums_V = _zipf_shares(vocabulary).cumsum(0)
     while True:

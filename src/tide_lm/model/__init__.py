@@ -1,4 +1,4 @@
-"""Section 3 of the paper, at home in transformers."""
+"""TIDE as a model of transformers: section 3 of the paper, loading, stores and extensions."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""What a forward pass refuses before it does harm."""
+"""Checks of what a forward pass is given."""
 
 import operator
 import os

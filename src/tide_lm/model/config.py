@@ -42,11 +42,11 @@ class TideConfig(LlamaConfig):
 
     K = 0 is the base model, exactly `LlamaForCausalLM`.
 
-    Not in the paper: with `memory_values` row l mod K joins the values of layer l's attention too, times
-    `memory_value_scale`, and with `memory_own_block` layer l mixes no other row than that. With `memory_gate`
-    what was mixed goes through a gate, a matrix and a norm, after which the null bank decides little.
+    Extensions that are not in the paper: with `memory_values` the row of block l mod K also joins the values
+    of layer l's attention, times `memory_value_scale`. With `memory_own_block` layer l mixes no other row.
+    With `memory_gate` the mixed rows go through a gate, a matrix and a norm.
 
-    `memory_store` is that of a packed model: the `file` beside its weights that holds the rows, and the
+    A packed model has a `memory_store`: the `file` beside its weights that holds the rows, and the
     `fingerprint` of the weights that they belong to.
     """
 
@@ -78,7 +78,7 @@ class TideConfig(LlamaConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "TideConfig":
-        """The configuration of a named model of the paper, such as `tide-8e-1b` or `base-1b`."""
+        """Return the configuration of a named model, such as `tide-8e-1b` or `base-1b`."""
         return cls(**{**presets.get(name).model.to_transformers(), **overrides})
 
     def validate_architecture(self) -> None:
@@ -118,11 +118,11 @@ class TideConfig(LlamaConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing to do: a saved folder carries the shim, never a copy of this file."""
+        """Do nothing: a saved folder carries the shim, never a copy of this file."""
 
 
 def _check_store(store: dict[str, Any]) -> None:
-    """A name without a folder, and the hexadecimal digits of a sum."""
+    """Check that the file is one beside config.json."""
     if store.keys() != {"file", "fingerprint"} or not all(isinstance(value, str) for value in store.values()):
         raise ValueError(f"memory_store is {store!r:.200}: it must have a file and a fingerprint, both text")
     if not re.fullmatch(r"[^./\\][^/\\]*", store["file"]):

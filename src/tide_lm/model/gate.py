@@ -10,14 +10,14 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 
 class MemoryGateNorm(LlamaRMSNorm):
-    """The norm of what a layer adds, so that it begins with the memory's gain."""
+    """The norm of what a layer adds; it begins with the memory's gain."""
 
     def draw(self, config: LlamaConfig) -> None:
         init.constant_(self.weight, config.memory_gain_init)
 
 
 class MemoryGate(nn.Module):
-    """`RMSNorm(W_out (gelu(W_gate n) * m))` of what was mixed."""
+    """`RMSNorm(W_out (gelu(W_gate n) * m))`, where m are the mixed rows."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class MemoryGate(nn.Module):
 
 
 class Gated(nn.Module):
-    """The part of a layer that gates the memory by the state after the FFN."""
+    """A layer that gates the mixed rows by the state after the FFN."""
 
     post_attention_layernorm: nn.Module
 

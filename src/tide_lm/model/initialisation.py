@@ -21,12 +21,12 @@ def _generator(seed: int, name: str, row: int = 0) -> np.random.Generator:
 
 
 def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal values of the parameter `name`."""
+    """Draw the parameter `name` from a standard normal."""
     return _generator(seed, name).standard_normal(shape, dtype=np.float32)
 
 
 def normal_rows(seed: int, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal values of some rows of the table `name`, each row of the given shape."""
+    """Draw some rows of the table `name`, each of the given shape, from a standard normal."""
     drawn = np.empty((len(rows), *shape), dtype=np.float32)
 
     def draw(position: int) -> None:
@@ -39,7 +39,7 @@ def normal_rows(seed: int, name: str, rows: Sequence[int], shape: tuple[int, ...
 
 @torch.no_grad()
 def draw_table(weight_RKD: torch.Tensor, tokens: Sequence[int], seed: int, std: float) -> None:
-    """Draws each row from the seed and its token, a few at a time so that no second table ever exists."""
+    """Draw each row from the seed and its token, a few at a time so that no second table ever exists."""
     if isinstance(weight_RKD, DTensor):
         own = shard_like(weight_RKD, torch.tensor(tokens))
         assert isinstance(own, DTensor)
@@ -51,7 +51,7 @@ def draw_table(weight_RKD: torch.Tensor, tokens: Sequence[int], seed: int, std: 
 
 
 def shard_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """This rank's part of `whole`, if the parameter was sharded from outside; nothing is communicated."""
+    """Return this rank's part of `whole` if the parameter is sharded; nothing is communicated."""
     if not isinstance(parameter, DTensor):
         return whole
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 
 class OwnBlock(nn.Module):
-    """The part of a layer that mixes its own row with the null bank, and no other."""
+    """A layer that mixes its own row with the null bank, and no other."""
 
     router: nn.Module
     router_weights: nn.Module
@@ -35,7 +35,7 @@ class OwnBlock(nn.Module):
 
 
 class AmongAllBlocks(nn.Module):
-    """The part of the router's weights that gives 0 to all blocks but the layer's own."""
+    """Zero-pads alpha for the blocks that the layer does not mix."""
 
     def __init__(self, own: int, blocks: int) -> None:
         super().__init__()

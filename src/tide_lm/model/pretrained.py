@@ -52,7 +52,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         return None if memory is None else memory.tables
 
     def _name_of(self, module: nn.Module) -> str | None:
-        """The name of a module's weight in a checkpoint, the same with and without a head."""
+        """Return the name of a module's weight in a checkpoint; it is the same with and without a head."""
         prefix = f"{self.base_model_prefix}." if self.base_model is self else ""
         names = (name for name, candidate in self.named_modules() if candidate is module)
         return next((f"{prefix}{name}.weight" for name in names), None)
@@ -126,7 +126,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing to do: a saved folder carries the shim, never a copy of this file."""
+        """Do nothing: a saved folder carries the shim, never a copy of this file."""
 
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any

@@ -1,4 +1,4 @@
-"""Safetensors files a piece at a time, so that no tensor has to be whole in memory."""
+"""Read and write safetensors files piece by piece, so that no tensor has to be whole in memory."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _LONGEST_HEADER = 100_000_000  # as in safetensors itself
 
 @dataclass(frozen=True)
 class Streamed:
-    """A tensor that is read or made a piece at a time; its type is named as in safetensors."""
+    """A tensor that is read or made piece by piece; its type is named as in safetensors."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ def header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
 
 
 def write(path: Path, tensors: Mapping[str, Streamed], advance: Callable[[int], None]) -> None:
-    """Writes a file; `advance` is told how many bytes were written, of tensors."""
+    """Write a file; `advance` is called with the number of tensors' bytes that were just written."""
     with path.open("wb") as file:
         file.write(header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}))
         for name, tensor in tensors.items():
@@ -53,7 +53,7 @@ def write(path: Path, tensors: Mapping[str, Streamed], advance: Callable[[int], 
 
 
 def read(path: Path) -> dict[str, Streamed]:
-    """The tensors of a file, which must stay where it is until they are read."""
+    """Return the tensors of a file, which must stay where it is until they are read."""
     with path.open("rb") as file:
         size, entries = path.stat().st_size, _entries(file, path)
         start = file.tell()

@@ -22,7 +22,7 @@ from tide_lm import ops
 class ValueAttention(LlamaAttention):
     """Attention with a row of the token in its values, gated for each head.
 
-    A row holds the values of all heads one or more times. Such slices are added, each with gates of its own:
+    A row is as long as the values of all key heads, or a multiple. Its slices are added, each with its gates:
     `v = W_v n + c sum_s 2 sigmoid(W_s n) M_s`, where c is the config's `memory_value_scale`.
     """
 
@@ -65,7 +65,7 @@ class ValueAttention(LlamaAttention):
 
 
 class RowInValues(nn.Module):
-    """The part of a layer that hands its own row, that of table l mod K, to its attention."""
+    """A layer that gives its own row, of block l mod K, to its attention."""
 
     def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -24,7 +24,7 @@ def chunked_cross_entropy(
     z_loss: float = 0.0,
     chunk: int | None = None,
 ) -> Loss:
-    """`mean(-log p(target)) + z_loss * mean(log Z ^ 2)`, in float32; products in autocast's precision."""
+    """Return `mean(-log p(target)) + z_loss * mean(log Z ^ 2)`, in float32; products in autocast's type."""
     if len(targets_N) == 0:
         raise ValueError("there are 0 tokens to predict: the loss needs at least one")
     # On a GPU larger ones, so that the head's gradient is added to less often.
@@ -93,7 +93,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _rows_reference(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, z_loss: float, scale: float, learning: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Losses, log Z and, if learning, `scale` times the gradient of the logits."""
+    """Return losses, log Z and, if learning, `scale` times the gradient of the logits."""
     log_z_N1, targets_N1 = logits_NV.logsumexp(-1, keepdim=True), targets_N[:, None]
     losses_N = (log_z_N1 - logits_NV.gather(-1, targets_N1))[:, 0]
     if learning:
@@ -103,7 +103,7 @@ def _rows_reference(
 
 
 def _add_product(sum: torch.Tensor, left: torch.Tensor, right: torch.Tensor, first: bool) -> None:
-    """`sum += left @ right`, in the sum's precision where the device can; the first product replaces it."""
+    """Add `left @ right`, in the sum's precision where the device can; the first product replaces the sum."""
     if sum.device.type == "cuda" and sum.dtype == torch.float32 and left.dtype != sum.dtype:
         torch.addmm(sum, left, right, torch.float32, beta=0 if first else 1, out=sum)
     elif first:

@@ -17,7 +17,7 @@ def _rows_kernel(
     LEARNING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One token: its loss and log Z in one reading, its gradient in a second."""
+    """Compute a token's loss and log Z in one pass over its logits, and their gradient in a second."""
     n = tl.program_id(0).to(tl.int64)
     row = logits + n * V
     target = tl.load(targets + n)
@@ -49,7 +49,7 @@ def _rows_kernel(
 def rows(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, z_loss: float, scale: float, learning: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses and log Z; if learning, the logits are overwritten with `scale` times their gradient."""
+    """Return losses and log Z; if learning, overwrite the logits with `scale` times their gradient."""
     N, V = logits_NV.shape
     losses_N = logits_NV.new_empty(N, dtype=torch.float32)
     log_z_N = torch.empty_like(losses_N)

@@ -1,4 +1,4 @@
-"""One token of one sequence in one launch: what the kernel of decode_kernel/ needs, and its launches.
+"""Decode one token of one sequence in one launch of the kernel in decode_kernel/ (docs/engine.md).
 
 Shapes: L layers, D hidden, G key heads, T positions, d of a head, V vocabulary, R bytes, K blocks.
 """
@@ -14,15 +14,15 @@ import torch
 from tide_lm.ops.nvrtc import Module, compile_source
 
 SOURCE = Path(__file__).with_name("decode_kernel") / "decode.cu"
-_UNDER_WAY = 1 << 15  # bytes that a block reads at once: more make all wait longer, fewer leave memory idle
+_BYTES_UNDER_WAY = 1 << 15  # copies of a block: with more all wait longer, with fewer memory is idle
 _WARPS = (8, 6, 4)
 _SPLITS = 16
-_EARLY = 3  # a vector is looked at when all but one in so many blocks have done their part
+_EARLY = 3  # readers look at a vector when all but one in so many blocks have written
 
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """The sizes that the kernel is compiled for; `mixed` blocks are weighed in a layer."""
+    """The sizes that the kernel is compiled for; a layer mixes `mixed` blocks."""
 
     hidden: int
     intermediate: int
@@ -39,7 +39,7 @@ class DecodeShape:
 
     @property
     def projected(self) -> int:
-        """Rows of the first product: queries, keys, values and their gates."""
+        """The rows of the first product: queries, keys, values and gates."""
         return (self.heads + 2 * self.key_heads) * self.head_dim + self.gates
 
     @property
@@ -47,7 +47,7 @@ class DecodeShape:
         return self.mixed + 1 if self.mixed else 0
 
     def why_not(self, device: torch.device) -> str | None:
-        """What the kernel cannot do on a device, if it is so."""
+        """Return what keeps the kernel from these sizes on a device, if anything does."""
         lanes = self.head_dim // 8
         if self.head_dim % 16 or lanes & (lanes - 1) or lanes > 32:
             return f"heads of {self.head_dim} numbers"
@@ -71,7 +71,7 @@ class DecodeShape:
         share = -(-self.hidden // processors)
         held = 4096 + 4 * share * self.blocks
         held += 2 * max(self.hidden, self.intermediate + 32, self.heads * self.head_dim)
-        limit = max(2, min(_UNDER_WAY, shared // 4) // slot)
+        limit = max(2, min(_BYTES_UNDER_WAY, shared // 4) // slot)
         for warps in _WARPS:
             merged = 4 * group * warps * (self.head_dim + 2) + 4 * (group + 3) * self.head_dim
             if (warps + limit) * (slot + 16) + held + merged <= shared:
@@ -104,9 +104,10 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class DecodeWeights:
-    """Weights in bfloat16, layers first where there are any; the head may be the embedding.
+    """Weights in bfloat16, stacked by layers; the head may be the embedding.
 
-    `qkv` has the values' gates last, `ffn` gate, up and router; rows of 0 make them multiples of 8.
+    `qkv` ends with the gates of rows in values, `ffn` is gate, up and router; rows of 0 fill both up to
+    multiples of 8.
     """
 
     qkv: torch.Tensor
@@ -122,9 +123,9 @@ class DecodeWeights:
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Rows of all tokens on the device, or pinned in the host's memory, and which of them is wanted.
+    """Rows of all tokens, on the device or in pinned memory, and `which` of them is wanted.
 
-    Tables as trained have gains, and packed rows levels and columns.
+    Tables as trained have gains; packed rows have levels and columns.
     """
 
     bytes_VR: torch.Tensor
@@ -156,7 +157,7 @@ def point(args: ctypes.Structure, tensors: Mapping[str, torch.Tensor | None]) ->
 
 
 def point_rows(args: Args, rows: RowBytes | None) -> None:
-    """Let the kernel look the token's rows up; without, `rows` must be filled before it runs."""
+    """Have the kernel look the token's rows up; without them, fill `rows` before it runs."""
     if rows is not None:
         args.stride = rows.bytes_VR.stride(0)
         of_all = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
@@ -164,7 +165,7 @@ def point_rows(args: Args, rows: RowBytes | None) -> None:
 
 
 def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """What so many blocks of the kernel write, by its names."""
+    """Allocate what the kernel writes in so many blocks, by its names."""
     return {
         "rows": torch.zeros(max(shape.blocks, 1), shape.hidden, device=device),
         "logits": torch.zeros(shape.vocabulary, device=device),
@@ -190,7 +191,7 @@ class DecodeKernel:
         value_scale: float,
         changes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`changes` of macros are for measuring: with TIMES, `times` has when a layer's parts were done."""
+        """Compile the kernel; `changes` of macros are for measuring, such as TIMES, which fills `times`."""
         device = ids_1.device
         self.blocks, shared = _sizes(device)
         macros = {**shape.macros(self.blocks, shared), **changes}
@@ -214,6 +215,6 @@ class DecodeKernel:
 
 
 def _sizes(device: torch.device) -> tuple[int, int]:
-    """How many multiprocessors it has, and bytes of shared memory a block."""
+    """Return the number of multiprocessors, and the bytes of shared memory per block."""
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 49152)

@@ -116,7 +116,7 @@ def rows_backward_reference(
     d_out_LBTD: list[torch.Tensor],
     alpha_LBTK: list[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of raw rows and gains, in plain torch."""
+    """Return the gradients of raw rows and gains, in plain torch."""
     d_rows_UKD = torch.zeros_like(raw_UKD)
     positions_N = index.index_BT.flatten()
     for d_out_BTD, alpha_BTK in zip(d_out_LBTD, alpha_LBTK, strict=True):

@@ -1,4 +1,4 @@
-"""CUDA C++, compiled when it is needed, by the compiler that torch brings along, and launched."""
+"""Compile CUDA C++ at run time, with the NVRTC that torch brings along, and launch it."""
 
 import ctypes
 import importlib.util
@@ -34,10 +34,10 @@ def compile_source(source: str, macros: Mapping[str, int], architecture: str, fo
 
 
 class Module:
-    """Machine code on the present device."""
+    """Machine code on the current device."""
 
     def __init__(self, code: bytes) -> None:
-        torch.cuda.current_stream()  # makes torch's context the present one
+        torch.cuda.current_stream()  # makes torch's context the current one
         self._handle = ctypes.c_void_p()
         _call("cuModuleLoadData", ctypes.byref(self._handle), code)
         weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
@@ -51,7 +51,7 @@ class Module:
         return Kernel(self, function, threads, shared)
 
     def number(self, name: str) -> int:
-        """A constant of the source."""
+        """Return a constant of the source."""
         place, size, value = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
         _call("cuModuleGetGlobal_v2", ctypes.byref(place), ctypes.byref(size), self._handle, name.encode())
         _call("cuMemcpyDtoH_v2", ctypes.byref(value), place, ctypes.c_size_t(4))
@@ -64,7 +64,7 @@ class Kernel:
         self._threads, self._shared = threads, shared
 
     def __call__(self, blocks: int, *args: Any) -> None:
-        """Launches it on the present stream, where all blocks must be able to run at the same time.
+        """Launch it on the current stream; all blocks must be able to run at the same time.
 
         Arguments are ctypes' numbers and structures.
         """

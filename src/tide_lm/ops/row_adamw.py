@@ -1,4 +1,4 @@
-"""AdamW for tables of which each step moves a few rows: the result of dense AdamW, the traffic of those rows.
+"""AdamW for tables of which a step updates a few rows: the result of dense AdamW, at the cost of those rows.
 
 Without gradient a row still decays and follows its momentum. Those steps wait until the row is needed, and
 are then replayed one by one, so that it makes no difference where the replay is cut: a table that is
@@ -70,7 +70,7 @@ def advance_reference(
     grad_UKD: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
 ) -> None:
-    """Weights and moments at the newest step, in plain torch, any device, any float type.
+    """Bring weights and moments to the newest step, in plain torch, on any device, in any float type.
 
     Operations are those of `torch.optim.AdamW`, in its order. Where torch adds a product without saying how
     often that is rounded (`addcmul_`, `addcdiv_`), each operation stands alone, so that no row depends on

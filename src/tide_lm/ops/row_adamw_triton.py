@@ -1,4 +1,4 @@
-"""`row_adamw` in Triton: a row is read once, moved through all its missing steps in registers, written once.
+"""`row_adamw` in Triton: a row is read once, takes all its missing steps in registers, and is written once.
 
 Operations are the reference's, in its order, rounded as there: fusion is off, and `fma` stands for `lerp_`.
 Only in steps without gradient are roots and quotients of float32 the GPU's own, each off by two units in the
@@ -21,7 +21,7 @@ def advance_triton(
     grad_UKD: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
 ) -> None:
-    """Weights and moments at the newest step; the caller sets `last_V`, which other blocks of a row read."""
+    """Bring weights and moments to the newest step; the caller sets `last_V`, which other blocks read."""
     assert all(tensor.is_contiguous() for tensor in table.state)
     row = table.weight_VKD[0].numel()
     block = min(BLOCK, triton.next_power_of_2(row))

@@ -13,7 +13,7 @@ PIECE = 16  # positions that are summed at once: frequent tokens have many, and 
 
 
 class RowIndex(NamedTuple):
-    """Which rows a batch needs, and where: made on the host, so that the GPU is never waited for.
+    """Which rows a batch needs, and where. It is made on the host, so that nobody waits for the GPU.
 
     Positions in the order of their rows are cut into pieces, none longer than `PIECE` and none of two rows:
     piece p is `order_N[start_P[p]:start_P[p + 1]]`, and row u has the pieces from `first_U[u]` to

@@ -17,7 +17,7 @@ NEVER = 2**30  # in steps
 
 @dataclass
 class RowTable:
-    """A table, its moments, and for each row the steps up to which it holds and in which it last learned."""
+    """A table, its moments, and for each row the last step it has taken and the last with a gradient."""
 
     weight_VKD: torch.Tensor
     exp_avg_VKD: torch.Tensor
@@ -27,7 +27,7 @@ class RowTable:
 
     @classmethod
     def start(cls, weight_VKD: torch.Tensor, moments: torch.dtype | None = None) -> "RowTable":
-        """A table before its first step, its moments in the type of its weights or in another."""
+        """Return a table before its first step; moments have the type of its weights, or another."""
         weight_VKD = weight_VKD.detach()
         steps_V = torch.zeros(len(weight_VKD), dtype=torch.int32, device=weight_VKD.device)
         exp_avg_VKD, exp_avg_sq_VKD = (torch.zeros_like(weight_VKD, dtype=moments) for _ in range(2))
@@ -39,7 +39,7 @@ class RowTable:
 
 
 class Scalars(NamedTuple):
-    """What differs from step to step, in AdamW's update of a weight w with moments m and v.
+    """The scalars of one step of AdamW for a weight w with moments m and v.
 
     `w <- decay w - size m / (sqrt(v) unbias + eps)`.
     """
@@ -72,7 +72,7 @@ class History:
 
     @property
     def rates(self) -> torch.Tensor:
-        """The learning rates in float64: with the constants, all that a resumed run needs."""
+        """The learning rates of all steps in float64, which a resumed run needs."""
         return torch.tensor(self._rates, dtype=torch.float64)
 
     @property
@@ -88,7 +88,7 @@ class History:
         self._rates.append(rate)
 
     def scalars(self, t: int) -> Scalars:
-        """The scalars of step t, from 1 on; one by one, as powers of a whole tensor may round otherwise."""
+        """Return the scalars of step t, from 1 on. Powers of a whole tensor might round otherwise."""
         rate, (beta1, beta2) = self._rates[t - 1], self.betas
         return Scalars(
             decay=1 - rate * self.weight_decay,
@@ -97,7 +97,7 @@ class History:
         )
 
     def on_device(self, like: torch.Tensor) -> torch.Tensor:
-        """The scalars of all steps, a row each, in the type and place of `like`; only new ones are copied."""
+        """Return the scalars of all steps, one row per step, on the device of `like`; copy only new ones."""
         if (self._on_device.dtype, self._on_device.device) != (like.dtype, like.device):
             self._on_device, self._copied = like.new_empty(0, len(Scalars._fields)), 0
         if self.steps > len(self._on_device):

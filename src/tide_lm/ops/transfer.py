@@ -4,7 +4,7 @@ import torch
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on the device; from pinned memory, as a copy from other memory waits for all work before."""
+    """Copy a tensor to a device, from pinned memory: other copies wait for all work before them."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

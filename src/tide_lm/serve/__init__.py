@@ -1,4 +1,4 @@
-"""Generation: an engine on caches that stay where they are."""
+"""Generation with an engine that keeps its caches."""
 
 from tide_lm.serve.engine import Engine
 from tide_lm.serve.sampling import Sampling

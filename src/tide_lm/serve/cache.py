@@ -1,4 +1,4 @@
-"""Keys and values of several sequences, in tensors that stay where they are.
+"""Keys and values of several sequences, in tensors that are allocated once.
 
 Shapes: L layers, B sequences, H key heads, T positions, d of a head.
 """
@@ -8,10 +8,10 @@ from transformers import DynamicCache, PreTrainedConfig
 
 
 class SlotCache:
-    """What a model appends a token to, each sequence at its own place; `layers` have keys, then values.
+    """A cache to which a step appends one token per sequence; `layers` hold keys, then values.
 
-    `ids_B` are the last tokens, which are not appended yet, and `place_B` their positions; `seen_T` are the
-    positions that are looked at, from the first on, so that short contexts do not pay for the longest.
+    `ids_B` are the last tokens, which are not appended yet, and `place_B` their positions. A step attends to
+    the positions `seen_T`, from the first on, so that short contexts do not pay for the longest.
     """
 
     is_compileable = True
@@ -24,9 +24,9 @@ class SlotCache:
         like: torch.Tensor,
         together: bool = False,
     ) -> None:
-        """Make a cache; `together`, all layers are one tensor, all of which a compiled step would copy."""
+        """Allocate the cache; `together` in one tensor for all layers, which a compiled step would copy."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # To look at all positions would be a case apart for a compiled step: one is never looked at.
+        # Looking at all positions would be a special case for a compiled step, so one is never looked at.
         shape, layers = (2, batch, config.num_key_value_heads, length + 1, head), config.num_hidden_layers
         self.length = length
         self.states_L2BHTd = like.new_zeros(layers, *shape) if together else None
@@ -41,18 +41,18 @@ class SlotCache:
         self.look_at(length)
 
     def look_at(self, reach: int) -> None:
-        """So many positions; a step that was compiled for others does for these too."""
+        """Attend to so many positions; a compiled step works for any number."""
         if reach not in self._seen:
             self._seen[reach] = torch.arange(reach, device=self.place_B.device)
             torch._dynamo.mark_dynamic(self._seen[reach], 0)
         self.seen_T = self._seen[reach]
 
     def mask(self) -> torch.Tensor:
-        """What the token at each place sees, its own position included; True as `sdpa` has it."""
+        """Return what each token attends to, its own position included; True where it does."""
         return (self.seen_T <= self.place_B[:, None])[:, None, None]
 
     def keep(self, prompts: DynamicCache) -> None:
-        """What a model has of whole prompts, from position 0 on."""
+        """Copy the keys and values of whole prompts, from position 0 on."""
         for states_2BHTd, layer in zip(self.layers, prompts.layers, strict=True):
             for kept_BHTd, new in zip(states_2BHTd, (layer.keys, layer.values), strict=True):
                 kept_BHTd[: len(new), :, : new.shape[2]] = new
@@ -60,7 +60,7 @@ class SlotCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keeps one token's, and returns all that are looked at."""
+        """Append one token's keys and values, and return all that are attended to."""
         states_2BHTd, new_B2Hd = self.layers[layer], torch.stack([keys, values], 1)[:, :, :, 0]
         states_2BHTd[:, self._sequences_B, :, self.place_B] = new_B2Hd
         all_keys, all_values = states_2BHTd.narrow(3, 0, len(self.seen_T))

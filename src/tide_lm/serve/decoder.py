@@ -1,4 +1,4 @@
-"""One more token for each of several sequences; on a GPU a step is captured as a graph."""
+"""Steps that decode one more token per sequence; on a GPU they are captured as CUDA graphs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,9 +16,9 @@ _COMPILED = 64  # functions of one source: each engine has its own
 
 
 class Forward(ABC):
-    """A step from the tokens at the cache's places to the next ones, which it leaves there.
+    """A step: it reads the last tokens and their positions in the cache, and leaves the next ones there.
 
-    If it `waits`, tokens have to be known to the host before a step, which looks their rows up for it.
+    If it `waits`, the host has to know the tokens before the step, to look their rows up.
     """
 
     waits = False
@@ -30,7 +30,7 @@ class Forward(ABC):
 
     @abstractmethod
     def look_up(self, ids: list[int]) -> None:
-        """Put the rows of these tokens, which are those of the cache, where the next step finds them."""
+        """Look up the rows of the cache's tokens, whose ids these are, for the next step."""
 
     @abstractmethod
     def step(self, sampling: Sampling, generator: torch.Generator) -> None: ...
@@ -41,7 +41,7 @@ class Forward(ABC):
         into_BKD.copy_(self.memory.rows_of(self.cache.ids_B, into_BKD.dtype))
 
     def reach(self, longest: int) -> int:
-        """How many positions a step looks at, if the longest sequence has so many."""
+        """Return how many positions a step attends to, if the longest sequence has so many."""
         reach = _FEWEST_POSITIONS
         while reach < longest:
             reach *= 2
@@ -91,7 +91,7 @@ class ModelForward(Forward):
 
 
 class Decoder:
-    """Steps with one kind of sampling."""
+    """Runs steps with one kind of sampling."""
 
     def __init__(self, forward: Forward, sampling: Sampling) -> None:
         self.forward, self.sampling = forward, sampling
@@ -105,7 +105,7 @@ class Decoder:
             self.generator.manual_seed(int(seed))
 
     def step(self, longest: int) -> None:
-        """The next token of each sequence; `longest` is how many positions the longest has with it."""
+        """Decode one token per sequence; the longest sequence then has `longest` positions."""
         cache = self.forward.cache
         reach = self.forward.reach(longest)
         cache.look_at(reach)
@@ -117,7 +117,7 @@ class Decoder:
         self.forward.step(self.sampling, self.generator)
 
     def _captured(self) -> Callable[[], None]:
-        """The step as a graph. Tries before it are undone; what they wrote, its first replay writes again."""
+        """Capture the step as a graph. Steps that warm up are undone; a replay overwrites what they wrote."""
         moved = (self.forward.cache.ids_B, self.forward.cache.place_B)
         before, drawn = [tensor.clone() for tensor in moved], self.generator.get_state()
 

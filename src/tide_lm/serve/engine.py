@@ -1,4 +1,4 @@
-"""Prompts in, tokens out, one list a step."""
+"""The engine: prompts in, one list of tokens per step out."""
 
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Sequence
@@ -15,16 +15,16 @@ from tide_lm.serve.sampling import Sampling, whole_number
 from tide_lm.serve.step import LayerForward, why_opaque
 
 Tokens = list[int | None]  # of one step: of each sequence, None after its end
-_KINDS = 4  # of sampling whose steps are kept
+_KEPT_DECODERS = 4
 
 
 class Engine:
     """Generates with a Llama or TIDE model on its device: up to `batch` sequences of `length` tokens at once.
 
-    Caches are made once. One generation runs at a time, on one CUDA stream: a new one ends that before it.
-    One sequence is decoded by a single kernel where that can be (`why_not_fused` tells), unless not `fused`.
-    The model is for inference from then on (`eval`), and on a GPU its weights are moved together; after they
-    were moved or replaced by others, make another engine.
+    Caches are allocated once. One generation runs at a time, on one CUDA stream: a new one ends the one
+    before it. One sequence is decoded by a single kernel where possible, unless `fused` is False;
+    `why_not_fused` says what keeps a model from it. The engine puts the model into `eval` mode and, on a GPU,
+    moves its weights together. If its weights are replaced later, make another engine.
     """
 
     @torch.inference_mode(False)
@@ -46,7 +46,7 @@ class Engine:
         if rotary.inv_freq.dtype != torch.float32:  # as after model.to(torch.bfloat16): positions would blur
             model.model.rotary_emb = type(rotary)(config).to(model.device)
         self.vocabulary = config.vocab_size
-        self.why_not_fused = why_not(model, batch) if fused else "it was not wanted"
+        self.why_not_fused = why_not(model, batch) if fused else "fused is False"
         self.forward = self._forward()
         self.cache = self.forward.cache
         self._weights = _places(model)
@@ -81,7 +81,7 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Collection[int] = (),
     ) -> Generator[Tokens]:
-        """The next tokens, as they come; a sequence ends with a token of `stop`, which is told too."""
+        """Yield the next tokens, one list per step; a sequence ends with the first token of `stop`."""
         try:
             lists = [[index(token) for token in prompt] for prompt in prompts]
         except TypeError:
@@ -121,29 +121,29 @@ class Engine:
             if mine != self._generations:
                 raise ValueError("this generation has ended: another was begun on its engine")
             if not waits:
-                begin([])  # before the token before it is known
+                begin([])  # while the last token is on its way
             ids = under_way.popleft().wait()
-            told = [None if done else token for token, done in zip(ids, ended, strict=False)]
+            tokens = [None if done else token for token, done in zip(ids, ended, strict=False)]
             ended = [done or token in stop for token, done in zip(ids, ended, strict=False)]
             if waits and not all(ended):
                 begin(ids)
-            yield told
+            yield tokens
             if all(ended):
                 return
 
     def decoder(self, sampling: Sampling) -> Decoder:
-        """Steps that draw so, captured once; those of the last few kinds are kept."""
+        """Return the decoder for this sampling; those of the last few kinds are kept."""
         kind = replace(sampling, seed=None)
         decoder = self._decoders.pop(kind, None) or Decoder(self.forward, kind)
         self._decoders[kind] = decoder
-        if len(self._decoders) > _KINDS:
+        if len(self._decoders) > _KEPT_DECODERS:
             del self._decoders[next(iter(self._decoders))]
         decoder.seed(sampling.seed)
         return decoder
 
     @torch.no_grad()
     def _prefill(self, prompts: list[list[int]], decoder: Decoder) -> None:
-        """Prompts are filled up on the right, with what no token before it sees."""
+        """Read the prompts, padded on the right, where no token of a prompt attends to."""
         lengths = torch.tensor([len(prompt) for prompt in prompts] + [1] * (self.batch - len(prompts)))
         ids_BT = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in zip(ids_BT, prompts, strict=True):
@@ -182,7 +182,7 @@ class Engine:
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    """Check that the engine knows the model's forward, and that it is in one place."""
+    """Check that the model is a Llama or TIDE model with sdpa attention, on one device."""
     if not isinstance(model, PreTrainedModel) or not hasattr(model, "lm_head"):
         raise ValueError(
             f"this is a {type(model).__name__}: give a causal model of transformers, as PEFT has in "
@@ -204,7 +204,7 @@ def _places(model: PreTrainedModel) -> list[int]:
 
 
 class _Sent:
-    """Tokens on their way to the host."""
+    """Tokens that are being copied to the host."""
 
     def __init__(self, ids_B: torch.Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None

@@ -1,4 +1,4 @@
-"""One more token for one sequence, by one kernel a token."""
+"""The step of one sequence, by one kernel per token."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,12 +13,12 @@ from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.step import why_opaque
 from tide_lm.serve.weights import is_plain, stack_weights, why_not_stacked
 
-# Which turn by the position alone; dynamic ones do as far as the model knows positions.
+# Their angles depend on the position alone; so do dynamic ones, within the positions that the model knows.
 _ROPES = ("default", "linear", "llama3", "yarn", "dynamic")
 
 
 def why_not(model: PreTrainedModel, batch: int) -> str | None:
-    """What keeps a model from the kernel, if anything does."""
+    """Return what keeps a model from the kernel, if anything does."""
     config, weight = model.config, model.get_input_embeddings().weight
     if batch != 1:
         return f"{batch} sequences"
@@ -64,7 +64,7 @@ def shape_of(model: PreTrainedModel) -> DecodeShape:
 
 
 def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
-    """Cosines of half a head's numbers, then sines, at each position."""
+    """Return for each position the cosines of half a head's numbers, then the sines."""
     like = model.get_input_embeddings().weight.new_zeros(1, dtype=torch.float32)
     cosine, sine = model.model.rotary_emb(like, torch.arange(length, device=like.device)[None])
     half = cosine.shape[-1] // 2
@@ -72,7 +72,7 @@ def rope_table(model: PreTrainedModel, length: int) -> torch.Tensor:
 
 
 class FusedForward(Forward):
-    """A step by one kernel per token, for a model of which `why_not` says nothing."""
+    """A step by one kernel, for models that `why_not` has nothing against."""
 
     def __init__(
         self, model: PreTrainedModel, cache: SlotCache, changes: Mapping[str, int] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""Which token comes next: greedy, or drawn. B sequences, V vocabulary, C candidates."""
+"""Pick the next token, greedily or at random. B sequences, V vocabulary, C candidates."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 takes the most likely token. `top_k` and `top_p` leave out unlikely ones, in this order.
+    """Temperature 0 takes the most likely token. `top_k`, then `top_p`, leave out unlikely ones.
 
     With a seed an engine gives the same tokens for the same prompts again.
     """
@@ -33,7 +33,7 @@ class Sampling:
             raise ValueError(f"seed is {self.seed}: it must be a whole number from 0 to 2**63 - 1")
 
     def pick(self, logits_BV: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """A token for each sequence, without waiting for the device."""
+        """Return one token per sequence, without waiting for the device."""
         if not self.temperature:
             return logits_BV.argmax(-1)
         scaled_BV = logits_BV.float()
@@ -59,6 +59,6 @@ def whole_number(name: str, value: SupportsIndex) -> int:
 
 
 def _drawn(logits_BC: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """The first of clocks that ring at rates of the chances: each wins as often as its chance says."""
+    """Draw by an exponential race: each candidate wins as often as its probability says."""
     clocks_BC = torch.empty_like(logits_BC).exponential_(generator=generator)
     return (logits_BC.softmax(-1) / clocks_BC).argmax(-1)

@@ -1,4 +1,4 @@
-"""One more token for each of several sequences: the model's layers, written out for one token.
+"""The step of several sequences: the model's layers, written out for one token per sequence.
 
 Shapes: B sequences, H heads, G key heads, T positions, d of a head.
 """
@@ -35,7 +35,7 @@ def _has_hooks(part: nn.Module) -> bool:
 
 
 class LayerForward(ModelForward):
-    """A step through the model's layers. Products of one vector are one product if weights are `stacked`.
+    """A step through the model's layers. With `stacked` weights, one vector is multiplied once.
 
     Heads that share keys become tokens of one head, so that no key is repeated.
     """

@@ -1,4 +1,4 @@
-"""Between text and tokens: prompts as documents begin, where documents end, and text as it comes."""
+"""Convert between text and tokens: prompts, the tokens that end a text, and text as it grows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,15 +26,15 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> froz
 
 
 class Text:
-    """Grows by tokens; `take` gives what is new, and keeps back characters of which a part is missing.
+    """A text that grows by tokens; `take` returns what is new, except for incomplete characters.
 
-    It is decoded with the token before it, as some tokenizers leave out a text's first space.
+    It is decoded with the token before it, since some tokenizers drop a text's first space.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: int, stop: frozenset[int]) -> None:
         self.tokenizer, self.stop = tokenizer, stop
         self.ids: list[int] = []
-        self._before, self._told = before, 0
+        self._before, self._taken = before, 0
         self._skipped = len(self._decode([before]))
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class Text:
     def take(self, last: bool = False) -> str:
         text = str(self)
         whole = text if last else text.rstrip("\ufffd")
-        new, self._told = whole[self._told :], max(self._told, len(whole))
+        new, self._taken = whole[self._taken :], max(self._taken, len(whole))
         return new
 
 
 class _Streamer(BaseStreamer):
-    """Hands on tokens, but for the prompt."""
+    """Calls `put` with each token after the prompt."""
 
     def __init__(self, put: Callable[[int], None]) -> None:
         self._put, self._prompt = put, True
@@ -74,7 +74,7 @@ def generate_plainly(
     stop: frozenset[int],
     put: Callable[[int], None],
 ) -> None:
-    """Generate with transformers what the engine is not for; `put` gets each token as it comes."""
+    """Generate with transformers, for models that the engine does not take; `put` gets each token."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and len(prompt) + max_new_tokens > longest:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Rows of memory in a file of their own: how they are encoded, where they are, and how they are read."""
+"""Stores: files with the packed rows of a model, their encoding, their format and their reader."""

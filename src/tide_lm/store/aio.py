@@ -1,6 +1,7 @@
-"""Many reads at once by Linux's asynchronous I/O: two system calls, however many they are.
+"""Do many reads at once with Linux's asynchronous I/O, in two system calls.
 
-Threads would do the same, but each of them waits for Python's lock after every read.
+Sixteen threads take three times as long (results/cpu/store_reader.json): each of them waits for Python's lock
+after every read.
 """
 
 import ctypes
@@ -36,7 +37,7 @@ _EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("mor
 
 
 class AsyncReads:
-    """Up to `depth` reads that are under way, of one thread. OSError where the system has no such reads."""
+    """Up to `depth` reads under way, for one thread. Raises OSError where the system has no such reads."""
 
     def __init__(self, depth: int) -> None:
         if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
@@ -52,7 +53,7 @@ class AsyncReads:
     def begin(
         self, descriptor: int, first: int, addresses: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
     ) -> int:
-        """Begins reads that are numbered from `first` on; returns for how many the system has room now."""
+        """Begin reads, numbered from `first` on; return how many of them the system had room for."""
         requests = np.zeros(len(offsets), _REQUEST)
         requests["data"], requests["file"] = first + np.arange(len(offsets)), descriptor
         requests["buffer"], requests["offset"], requests["bytes"] = addresses, offsets, sizes
@@ -65,9 +66,9 @@ class AsyncReads:
         )
 
     def done(self) -> tuple[np.ndarray, np.ndarray]:
-        """Waits for a read that was begun: the numbers of those that have ended, and the bytes of each.
+        """Wait for a read to end; return the numbers of all that have ended, and the bytes of each.
 
-        Below 0, these are the number of an error.
+        Bytes below 0 are the number of an error.
         """
         while True:
             try:

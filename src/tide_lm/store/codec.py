@@ -1,4 +1,4 @@
-"""Numbers in few bits: a code for each, a scale for each group of them in a byte, and one for each row.
+"""Encode numbers in few bits: a code per number, a scale of one byte per group, and a scale per row.
 
 A number is `levels[code] * (group_scale * row_scale)`, in float32 and in this order, so that it has the same
 bits wherever it is decoded. In 16 bits numbers are bfloat16, without codes or scales.
@@ -13,14 +13,14 @@ from functools import cache
 import torch
 
 BITS = (16, 8, 4, 3, 2)
-_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of what the largest number of a group needs, to begin scales with
+_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the scale that fits the largest number: where the search begins
 _FINE, _WIDE = 64, 256  # steps in 1, and on each side of 0, of a grid on which levels are found quickly
 _GRID = (torch.arange(2 * _WIDE + 1) - _WIDE) / _FINE
 
 
 @dataclass(frozen=True)
 class RowCodec:
-    """Encodes rows of so many `numbers`, each row on its own."""
+    """Encodes and decodes rows of so many `numbers`, each row on its own."""
 
     numbers: int
     bits: int
@@ -40,7 +40,7 @@ class RowCodec:
 
     @property
     def row_bytes(self) -> int:
-        """Codes, then the scales of groups, then the row's; nothing between them."""
+        """The bytes of a row: codes, then the scales of groups, then the row's, with nothing between them."""
         return 2 * self.numbers if self.bits == 16 else self.code_bytes + self.groups + 4
 
     @property
@@ -49,13 +49,13 @@ class RowCodec:
 
     @property
     def levels(self) -> torch.Tensor:
-        """Return levels: even ones in 8 bits, in fewer those of the least square error for a Gaussian."""
+        """The levels: even ones in 8 bits; in fewer bits those with the least square error for a Gaussian."""
         if self.bits == 16:
             return torch.empty(0)
         return (torch.arange(256) - 128) / 127 if self.bits == 8 else gaussian_levels(self.bits)
 
     def encode(self, rows_UN: torch.Tensor) -> torch.Tensor:
-        """Rows of finite numbers as bytes, U x `row_bytes`."""
+        """Encode rows of finite numbers as bytes, U x `row_bytes`."""
         if self.bits == 16:
             return rows_UN.to(torch.bfloat16).view(torch.uint8)
         levels = self.levels.to(rows_UN.device)
@@ -79,7 +79,7 @@ class RowCodec:
         )
 
     def decode(self, bytes_UR: torch.Tensor, words: torch.Tensor | None) -> torch.Tensor:
-        """Rows in float32; `words` is from `words_of`, and None in 16 bits."""
+        """Decode rows to float32; `words` is from `words_of`, and None in 16 bits."""
         if words is None:
             return bytes_UR.contiguous().view(torch.bfloat16).to(torch.float32)
         codes, group_scale, row_scale = bytes_UR.split([self.code_bytes, self.groups, 4], 1)
@@ -92,21 +92,21 @@ class RowCodec:
 
 
 def words_of(levels: torch.Tensor, bits: int) -> torch.Tensor:
-    """The levels of all numbers that are decoded at once, by their codes together."""
-    at_once, all_bits = _AT_ONCE[bits]
+    """Return a table of words: the levels of numbers that are decoded together, by their codes together."""
+    numbers, all_bits = _WORD[bits]
     word = torch.arange(2**all_bits, device=levels.device)
     if bits == 3:  # two low bits of each number in the first byte, and one high bit of each after it
-        parts = [(word >> 2 * i & 3) + (word >> 8 + i & 1) * 4 for i in range(at_once)]
+        parts = [(word >> 2 * i & 3) + (word >> 8 + i & 1) * 4 for i in range(numbers)]
     else:
-        parts = [word >> bits * i & 2**bits - 1 for i in range(at_once)]
+        parts = [word >> bits * i & 2**bits - 1 for i in range(numbers)]
     return levels[torch.stack(parts, 1)]
 
 
-_AT_ONCE = {8: (1, 8), 4: (2, 8), 3: (4, 12), 2: (4, 8)}  # numbers, and bits of them
+_WORD = {8: (1, 8), 4: (2, 8), 3: (4, 12), 2: (4, 8)}  # by bits: the numbers of a word, and its bits
 
 
 def pack(codes_UN: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes in bytes, the first in the lowest bits.
+    """Pack codes into bytes, the first in the lowest bits.
 
     In 3 bits eight codes are three bytes: the low two bits of the first four, those of the others, and the
     high bit of each.
@@ -124,7 +124,7 @@ def _joined(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _indices(codes_UP: torch.Tensor, bits: int) -> torch.Tensor:
-    """Where in `words_of` the numbers are."""
+    """Return the indices of words in `words_of`."""
     if bits != 3:
         return codes_UP.int()
     first, second, high = codes_UP.unflatten(1, (-1, 3)).int().unbind(-1)
@@ -133,7 +133,7 @@ def _indices(codes_UP: torch.Tensor, bits: int) -> torch.Tensor:
 
 @cache
 def gaussian_levels(bits: int) -> torch.Tensor:
-    """Lloyd's and Max's for a standard Gaussian."""
+    """Return the levels of the Lloyd-Max quantiser for a standard Gaussian."""
     edges = torch.linspace(-4, 4, 2**bits + 1, dtype=torch.float64)[1:-1]
     infinity = torch.tensor([math.inf], dtype=torch.float64)
     for _ in range(2000):
@@ -146,12 +146,12 @@ def gaussian_levels(bits: int) -> torch.Tensor:
 
 
 def _nearest(groups: torch.Tensor, scale: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """The code of the level that is nearest to each number."""
+    """Return the code of the level that is nearest to each number."""
     return torch.bucketize(groups / _or_one(scale), (levels[1:] + levels[:-1]) / 2)
 
 
 def _fitted_scales(groups_UGn: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Scales with a small square error: of a few, each made the best for its codes, the best."""
+    """Return scales with a small square error: try a few, fit each to its codes, and take the best."""
     largest = groups_UGn.abs().amax(-1, keepdim=True) / levels[-1]
     if len(levels) == 256:  # so many that no number has to be cut off
         return largest

@@ -1,4 +1,4 @@
-"""The file of a store, docs/store-format.md: a header, arrays that all rows share, a row for each token."""
+"""The file of a store (docs/store-format.md): a header, arrays that all rows share, one row per token."""
 
 import json
 import math
@@ -27,7 +27,7 @@ _PRIMARY = ("vocab_size", "blocks", "hidden", "bits", "group", "ranks", "fingerp
 
 
 class StoreError(ValueError):
-    """A file that is no store, is damaged, or belongs to another model."""
+    """An error for a file that is no store, is damaged, or belongs to another model."""
 
 
 class Section(NamedTuple):
@@ -47,9 +47,9 @@ class Section(NamedTuple):
 class Header:
     """What is in a store: rows of `vocab_size` tokens, of `blocks` x `hidden` numbers each.
 
-    With `ranks`, one for all blocks together or one for each, a row holds so many coefficients, and `basis`
-    is what they are of. `fingerprint` is that of the transformer that the rows belong to. `checksums` are of
-    the sections, of which only `counts` may be left out.
+    With `ranks`, one for all blocks together or one for each, a row holds so many coefficients of the vectors
+    in `basis`. The `fingerprint` is that of the transformer that the rows belong to. There are `checksums` of
+    all sections; only `counts` may be missing.
     """
 
     vocab_size: int
@@ -87,7 +87,7 @@ class Header:
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Types and shapes of the sections, in the order of the file."""
+        """The types and shapes of the sections, in the order of the file."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {"counts": ("<u8", (self.vocab_size,))}
         if self.bits < 16:
             found |= {"levels": ("<f4", (len(self.codec.levels),)), "columns": ("<f4", (self.codec.numbers,))}
@@ -106,7 +106,7 @@ class Header:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a token's row, with its checksum."""
+        """The bytes of a token's row, its checksum included."""
         return self.codec.row_bytes + 4
 
     @property
@@ -116,7 +116,7 @@ class Header:
 
     @cached_property
     def rows_in_stride(self) -> int:
-        """One, or as many as share the blocks of a stride without too much padding."""
+        """How many rows share the blocks of a stride: as few as keep padding small."""
         most = max(_MOST_ROWS, BLOCK // self.row_bytes)
         padding = {rows: 1 - rows * self.row_bytes / self._stride(rows) for rows in range(1, most + 1)}
         few = (rows for rows, share in padding.items() if share <= _MOST_PADDING)
@@ -143,7 +143,7 @@ class Header:
         return self.rows_at + stride * self.stride + place * self.row_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the header as JSON has it: what a reader needs, much of which follows from the rest."""
+        """Return the header as it is in JSON, with values that follow from others."""
         primary = {name: getattr(self, name) for name in _PRIMARY} | {"ranks": list(self.ranks)}
         derived = ("row_bytes", "rows_at", "rows_in_stride", "stride", "file_bytes")
         sections = {
@@ -159,7 +159,7 @@ class Header:
 
     @classmethod
     def from_bytes(cls, start: bytes) -> "Header":
-        """Reads the first `HEADER_BYTES` of a file. Nothing in them decides how much is allocated."""
+        """Read the first `HEADER_BYTES` of a file. Nothing in them decides how much is allocated."""
         if len(start) < HEADER_BYTES:
             raise StoreError(f"it has {len(start):,} bytes, and a header {HEADER_BYTES:,}: it is cut off")
         magic, version, size, crc32 = PREFIX.unpack_from(start)
@@ -221,7 +221,7 @@ def checksum(array: np.ndarray) -> int:
 def write_store(
     path: Path, header: Header, sections: Mapping[str, np.ndarray], rows: Iterable[np.ndarray]
 ) -> None:
-    """Writes a file; `rows` come some at a time, in the order of their tokens, as bytes of the codec."""
+    """Write a file; `rows` come in parts, in the order of their tokens, as bytes of the codec."""
     with path.open("xb") as file:
         file.write(header.to_bytes())
         for name, section in header.sections.items():
@@ -242,7 +242,7 @@ def write_store(
 
 
 def _write_strides(file: BinaryIO, header: Header, rows: np.ndarray) -> None:
-    """Whole strides, but that the last may be filled with zeros."""
+    """Write whole strides; fill the last up with zeros."""
     in_stride = header.rows_in_stride
     strides = np.zeros((-(-len(rows) // in_stride), header.stride), np.uint8)
     for place in range(in_stride):

@@ -1,4 +1,4 @@
-"""Rows from a store's file: read in parallel and past the page cache, the hottest of them kept in memory."""
+"""Read rows from a store's file, in parallel and past the page cache, and keep the hottest in memory."""
 
 import errno
 import mmap
@@ -25,14 +25,14 @@ except ImportError:
 from tide_lm.store.aio import AsyncReads
 from tide_lm.store.format import BLOCK, HEADER_BYTES, Header, StoreError, read_header, read_section
 
-THREADS = 16  # that read, each one row after the other, where the system has no asynchronous reads
-_AT_ONCE = 1024
-_UNDER_WAY = 256  # reads; with more, fewer are under way while rows are summed up
-_ALONE = 2  # so few rows are not worth handing over
+THREADS = 16  # for reads where the system has no asynchronous ones
+_ROWS_PER_READ = 1024  # when the cache is filled
+_READS_UNDER_WAY = 256  # with more, the disk would idle while checksums are calculated
+_FEW = 2  # rows that this thread reads one after the other
 
 
 class _Threads:
-    """A pool for each process: threads do not live on in a child."""
+    """A pool of threads per process, since threads do not live on in a child."""
 
     def __init__(self, count: int, name: str) -> None:
         self.count, self.name = count, name
@@ -46,9 +46,9 @@ class _Threads:
 
 
 class StoreFile:
-    """A store that is open; any number of threads may read it.
+    """An open store; any number of threads may read it.
 
-    The file that was opened is read to the end, whatever takes its name meanwhile.
+    It reads the file that was opened, even if another takes its name.
     """
 
     def __init__(self, path: Path, direct: bool = True) -> None:
@@ -80,7 +80,7 @@ class StoreFile:
 
     @property
     def sections(self) -> dict[str, np.ndarray]:
-        """What all rows share, read now: who needs it longer keeps it."""
+        """The arrays that all rows share, read each time they are asked for."""
         return {name: self.section(name) for name in self.header.sections}
 
     def section(self, name: str) -> np.ndarray:
@@ -106,9 +106,9 @@ class StoreFile:
             raise StoreError(f"{self.path} was cut off after it was opened: copy it again, or pack it again")
 
     def read(self, tokens_U: np.ndarray) -> np.ndarray:
-        """The bytes of rows, without their checksums; of ascending tokens it is fastest."""
+        """Return the bytes of rows, without checksums; ascending tokens are fastest."""
         batch = _Batch(self._descriptor, tokens_U, self.header)
-        if len(tokens_U) <= _ALONE:
+        if len(tokens_U) <= _FEW:
             batch.read_each(slice(0, len(tokens_U)))
         elif (reads := self._async_reads()) is not None:
             self._read_at_once(batch, reads)
@@ -119,11 +119,11 @@ class StoreFile:
         return batch.rows()
 
     def _async_reads(self) -> AsyncReads | None:
-        """This thread's: a child of the process has none of its parent's."""
+        """Return this thread's asynchronous reads; a child process cannot use those of its parent."""
         if self.is_async and getattr(self._own, "process", None) != os.getpid():
             self._own.reads = None
             with suppress(OSError):  # a system may have none, or only so many
-                self._own.reads = AsyncReads(_UNDER_WAY)
+                self._own.reads = AsyncReads(_READS_UNDER_WAY)
             self._own.process = os.getpid()
         return self._own.reads if self.is_async else None
 
@@ -153,7 +153,7 @@ class StoreFile:
 
 
 class _Batch:
-    """Reads of whole blocks, each into its own; what they found, bytes or below 0 an error, and checksums."""
+    """Reads of whole blocks, with the bytes found by each (below 0: an error) and checksums."""
 
     def __init__(self, descriptor: int, tokens_U: np.ndarray, header: Header) -> None:
         self.tokens_U, at_U, row_bytes = tokens_U, header.row_at(tokens_U), header.row_bytes
@@ -167,14 +167,14 @@ class _Batch:
         self._row_bytes = row_bytes - 4
 
     def rows(self) -> np.ndarray:
-        """Without their checksums; where all begin with their blocks, nothing is copied."""
+        """Return the rows without checksums; nothing is copied if all begin at the beginning of a block."""
         if not self.start_U.any():
             return self.blocks_UB[:, : self._row_bytes]
         places = zip(self.blocks_UB, self.start_U.tolist(), self.end_U.tolist(), strict=True)
         return np.stack([blocks[start:end] for blocks, start, end in places])
 
     def read_each(self, part: slice) -> None:
-        """One after the other."""
+        """Read rows one after the other."""
         for place in range(part.start, part.stop):
             start = place * self._width
             blocks = self._bytes[start : start + int(self.size_U[place])]
@@ -185,7 +185,7 @@ class _Batch:
         self._sum(np.arange(part.start, part.stop))
 
     def read_at_once(self, reads: AsyncReads) -> None:
-        """Begin as many reads as can be begun; those that have ended are checked meanwhile."""
+        """Keep as many reads under way as possible, and calculate checksums of those that have ended."""
         addresses_U = self.blocks_UB.ctypes.data + np.arange(len(self.at_U)) * self._width
         begun = ended = 0
         stop = len(self.at_U)
@@ -212,14 +212,14 @@ class _Batch:
 
 
 def _pages(rows: int, size: int) -> np.ndarray:
-    """Memory for so many reads, at an address as direct reads need it."""
+    """Allocate memory for so many reads, aligned for direct reads."""
     raw = np.empty(rows * size + mmap.PAGESIZE, np.uint8)
     shift = -raw.ctypes.data % mmap.PAGESIZE
     return raw[shift : shift + rows * size].reshape(rows, size)
 
 
 def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
-    """The same file once more, past the page cache where the system can."""
+    """Open the file once more, past the page cache if the system can; return whether it does."""
     if direct and hasattr(os, "O_DIRECT"):
         try:
             again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT)
@@ -236,7 +236,7 @@ def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
 
 @dataclass
 class Counters:
-    """Rows that were in memory when they were asked for and that were not, bytes read, and waits for them."""
+    """Counts of rows that were in memory and that were not, of bytes read, and of waits for them."""
 
     hits: int = 0
     misses: int = 0
@@ -246,10 +246,9 @@ class Counters:
 
 
 class StoredRows:
-    """Rows by token, from a file, and those that were used last in memory, within a budget of bytes.
+    """The rows of a file, with a cache of the most recently used within a budget of bytes.
 
-    It begins with the most frequent tokens', if the store has counts: which they are is known before a text
-    is, and what its own words are only then.
+    If the store has counts, the cache begins with the most frequent tokens.
     """
 
     def __init__(self, file: StoreFile, cache_bytes: int) -> None:
@@ -258,26 +257,28 @@ class StoredRows:
         header = file.header
         self.file, self.counters, self.cache_bytes = file, Counters(), cache_bytes
         places = min(cache_bytes // header.codec.row_bytes, header.vocab_size)
-        self.cached_CR = np.empty((places, header.codec.row_bytes), np.uint8)  # pages come when they are used
+        self.cached_CR = np.empty(
+            (places, header.codec.row_bytes), np.uint8
+        )  # the system allocates pages when they are used
         self._places: OrderedDict[int, int] = OrderedDict()  # by token, the least recently used first
         self._free = list(range(places))
         self._reader = _Threads(1, "tide-ahead")
         self._begin_in_process()
         if "counts" in header.sections:
             by_count = np.argsort(-file.section("counts").astype(np.float64), kind="stable")[:places]
-            for some in np.array_split(by_count[::-1], -(-places // _AT_ONCE)) if places else ():
+            for some in np.array_split(by_count[::-1], -(-places // _ROWS_PER_READ)) if places else ():
                 self._keep(some, file.read(some), places)
 
     def __reduce__(self) -> tuple[type, tuple[StoreFile, int]]:
         return StoredRows, (self.file, self.cache_bytes)
 
     def _begin_in_process(self) -> None:
-        """A lock that nobody holds, and nothing read ahead: a child has none of its parent's threads."""
+        """Make a new lock, and forget what was read ahead: a child process has no thread of its parent."""
         self._process, self._lock = os.getpid(), threading.Lock()
         self._ahead: tuple[np.ndarray, Future[np.ndarray]] | None = None
 
     def fetch(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
-        """Rows of ascending tokens, each once."""
+        """Copy the rows of ascending tokens, each given once."""
         if self._process != os.getpid():
             self._begin_in_process()
         with self._lock:
@@ -294,7 +295,7 @@ class StoredRows:
                 self._keep(missed, rows, len(self.cached_CR) - int(known_U.sum()))
 
     def place_of(self, token: int) -> int:
-        """Where in `cached_CR`, which has room for one, a token's row is; it is read if need be."""
+        """Return the place of a token's row in `cached_CR`, which has room for one; read it if need be."""
         with self._lock:
             if token in self._places:
                 self._places.move_to_end(token)
@@ -312,7 +313,7 @@ class StoredRows:
             self.cached_CR = array_CR
 
     def prefetch(self, tokens_U: np.ndarray) -> None:
-        """Begins to read rows that may be asked for next; what was begun before is forgotten."""
+        """Begin to read rows that may be asked for next, and forget what was begun before."""
         if self._process != os.getpid():
             self._begin_in_process()
         with self._lock:
@@ -322,10 +323,10 @@ class StoredRows:
             self._ahead = (missed, self._reader().submit(self._read, missed)) if len(missed) else None
 
     def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray, most: int) -> None:
-        """Keep rows in free places, and then in those of the rows that were not used for the longest.
+        """Keep rows in free places, and evict the least recently used rows for others.
 
-        Of more than there is room for, the first: tokenizers number frequent tokens before rare ones.
-        Wherever it is interrupted, a place may be lost, and no token has another's row.
+        If there are too many, the first are kept: tokenizers number frequent tokens before rare ones. If it
+        is interrupted, a place may be lost, but no token ever gets another's row.
         """
         wanted = min(len(tokens_U), most)
         while len(self._free) < wanted and self._places:
@@ -337,7 +338,7 @@ class StoredRows:
         self._places.update(zip(tokens_U[kept].tolist(), places, strict=True))
 
     def _awaited(self, tokens: np.ndarray) -> np.ndarray:
-        """What was read ahead, and the rest from the file."""
+        """Return rows that were read ahead, and read the rest."""
         started, ahead, self._ahead = time.perf_counter(), self._ahead, None
         known = np.zeros(len(tokens), bool) if ahead is None else np.isin(tokens, ahead[0])
         if ahead is None or not known.any():
@@ -351,7 +352,7 @@ class StoredRows:
                 rows[~known] = self._read(tokens[~known])
             if ahead[1].exception() is None:
                 rows[known] = ahead[1].result()[np.searchsorted(ahead[0], tokens[known])]
-            else:  # maybe of a row that nobody asks for
+            else:  # perhaps because of a row that nobody asks for
                 rows[known], waited = self._read(tokens[known]), True
         if waited:
             self.counters.waits += 1

@@ -1,4 +1,4 @@
-"""Decode a row's bytes to its numbers: the same on any device, wherever the bytes come from."""
+"""Decode the bytes of rows to numbers, to the same bits on any device."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ import torch
 from tide_lm.store.codec import words_of
 from tide_lm.store.format import Header
 
-_AT_ONCE = 256  # rows: what is made on the way takes several times their memory
+_ROWS_AT_ONCE = 256  # intermediate results take several times the memory of rows
 
 
 class RowDecoder:
-    """Bytes of rows to K x D numbers each, calculated in float32."""
+    """Decodes bytes of rows to K x D numbers each, in float32."""
 
     def __init__(self, header: Header, sections: Mapping[str, np.ndarray]) -> None:
         self.header = header
@@ -24,11 +24,11 @@ class RowDecoder:
         self._device = torch.device("cpu")
 
     def __call__(self, bytes_UR: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        if torch.compiler.is_compiling() or len(bytes_UR) <= _AT_ONCE:
+        if torch.compiler.is_compiling() or len(bytes_UR) <= _ROWS_AT_ONCE:
             return self._decoded(bytes_UR).to(dtype)
         size = len(bytes_UR), self.header.blocks, self.header.hidden
         rows_UKD = torch.empty(size, dtype=dtype, device=bytes_UR.device)
-        for some, into in zip(bytes_UR.split(_AT_ONCE), rows_UKD.split(_AT_ONCE), strict=True):
+        for some, into in zip(bytes_UR.split(_ROWS_AT_ONCE), rows_UKD.split(_ROWS_AT_ONCE), strict=True):
             into.copy_(self._decoded(some))
         return rows_UKD
 
