@@ -48,9 +48,10 @@ class SplitLayer(RowInValues, TideDecoderLayer):
         self.in_values = config.mixed + layer_idx % (config.num_memory_blocks - config.mixed)
 
     def forward(self, hidden_states: torch.Tensor, memory: Memory, **kwargs: Any) -> torch.Tensor:
-        drop = self.layer_idx in kwargs.pop("drop_memory_layers", ())
+        dropped = self.layer_idx in kwargs.pop("drop_memory_layers", ())
         routed = kwargs.pop("output_router_weights", False)
-        return self.block(hidden_states, memory.for_layer(self.in_values), drop, routed, **kwargs)
+        own = None if dropped else memory.for_layer(self.in_values)
+        return self.block(hidden_states, own, routed, **kwargs)
 
     def inject(
         self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
@@ -111,14 +112,14 @@ class ScalarsLayer(RowInValues, TideDecoderLayer):
         self.router = self.router_weights = nn.Identity()
 
     def block(
-        self, hidden_states: torch.Tensor, memory: LayerMemory, drop: bool, *args: Any, **kwargs: Any
+        self, hidden_states: torch.Tensor, memory: LayerMemory | None, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         embedded_BTD, h = kwargs.pop("embedded_BTD"), hidden_states
-        if not drop:
+        if memory is not None:
             row_BTD = memory.own_row_UD.view_as(h).to(h.dtype)
             h = h + self.scalars.embedding.to(h.dtype) * embedded_BTD + self.scalars.row.to(h.dtype) * row_BTD
             memory = memory._replace(own_row_UD=self.scalars.value * memory.own_row_UD)
-        return super().block(h, memory, drop, *args, **kwargs)
+        return super().block(h, memory, *args, **kwargs)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *_: Any) -> torch.Tensor:
         return h + update
@@ -300,13 +301,13 @@ class StemLayer(TideDecoderLayer):
             self.mlp = StemFFN(config, columns)
 
     def block(
-        self, hidden_states: torch.Tensor, memory: LayerMemory, drop: bool, _: bool, **kwargs: Any
+        self, hidden_states: torch.Tensor, memory: LayerMemory | None, _: bool, **kwargs: Any
     ) -> torch.Tensor:
         h = hidden_states + self.attend(self.input_layernorm(hidden_states), memory, **kwargs)
         n = self.post_attention_layernorm(h)
         if not self.has_rows:
             return h + self.mlp(n)
-        return h if drop else h + self.mlp(n, memory.rows_UKD)
+        return h if memory is None else h + self.mlp(n, memory.rows_UKD)
 
 
 class StemModel(TideModel):

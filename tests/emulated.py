@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowBytes, buffers, point, point_rows
+from tide_lm.ops.decode import SOURCE, Args, DecodeShape, DecodeWeights, RowBytes, buffers
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADER = Path(__file__).with_name("emulate.hpp")
@@ -66,9 +66,7 @@ class EmulatedKernel:
         given |= buffers(self.shape, self.blocks, self._code.words(), ids_1.device)
         self.logits_V, self.rows_KD = given["logits"], given["rows"]
         self._kept = weights, given, rows
-        self._args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
-        point(self._args, vars(weights) | given)
-        point_rows(self._args, rows)
+        self._args = Args.of(vars(weights) | given, rows, eps, value_scale)
 
     def decode(self) -> None:
         self.seed += 1

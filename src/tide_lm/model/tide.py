@@ -61,7 +61,7 @@ class EmbeddingMemory(MemorySource):
 
     @property
     def tokens(self) -> range:
-        """The tokens whose rows these are."""
+        """The tokens that have a row here."""
         return range(len(self.weight))
 
     def draw(self, config: TideConfig) -> None:
@@ -107,27 +107,23 @@ class TideDecoderLayer(LlamaDecoderLayer):
         output_router_weights: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        drop = self.layer_idx in drop_memory_layers
-        own = memory.for_layer(self.layer_idx)
-        return self.block(hidden_states, own, drop, output_router_weights, **kwargs)
+        own = None if self.layer_idx in drop_memory_layers else memory.for_layer(self.layer_idx)
+        return self.block(hidden_states, own, output_router_weights, **kwargs)
 
     def block(
         self,
         hidden_states: torch.Tensor,
-        memory: LayerMemory,
-        drop: bool,
+        memory: LayerMemory | None,
         output_router_weights: bool,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """The layer without its number, so that one compiled graph serves all layers."""
-        attended = self.attend(self.input_layernorm(hidden_states), None if drop else memory, **kwargs)
-        h = hidden_states + attended
+        """Compute the layer without its number, so that one compiled graph serves all layers."""
+        h = hidden_states + self.attend(self.input_layernorm(hidden_states), memory, **kwargs)
         n = self.post_attention_layernorm(h)
-        update = self.mlp(n)
-        logits = self.router(n)
-        if output_router_weights:  # before the drop: what the layer would have drawn is of interest too
+        update, logits = self.mlp(n), self.router(n)
+        if output_router_weights:  # of a layer that drops its memory too
             self.router_weights(logits)
-        return h + update if drop else self.inject(h, update, logits, memory)
+        return h + update if memory is None else self.inject(h, update, logits, memory)
 
     def attend(self, n: torch.Tensor, memory: LayerMemory | None, **kwargs: Any) -> torch.Tensor:
         """Return what attention adds to the state."""
@@ -187,7 +183,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         output_router_weights: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Run Llama's forward; `memory` is a lookup made outside, `drop_memory_layers` get none of it."""
+        """Run Llama's forward; `memory` was looked up outside, and `drop_memory_layers` get none of it."""
         if input_ids is not None:
             check_token_ids(input_ids, self.config.vocab_size)
         if output_router_weights is None:

@@ -149,19 +149,20 @@ class Args(ctypes.Structure):
         ("T", ctypes.c_int),
     )
 
-
-def point(args: ctypes.Structure, tensors: Mapping[str, torch.Tensor | None]) -> None:
-    """Point a structure at tensors, which must outlive it."""
-    for name, tensor in tensors.items():
-        setattr(args, name, None if tensor is None else tensor.data_ptr())
-
-
-def point_rows(args: Args, rows: RowBytes | None) -> None:
-    """Have the kernel look the token's rows up; without them, fill `rows` before it runs."""
-    if rows is not None:
-        args.stride = rows.bytes_VR.stride(0)
-        of_all = {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
-        point(args, of_all | {"levels": rows.levels, "columns": rows.columns})
+    @classmethod
+    def of(
+        cls, tensors: Mapping[str, torch.Tensor], rows: RowBytes | None, eps: float, value_scale: float
+    ) -> "Args":
+        """Point at tensors, which must outlive the arguments. Without rows, fill `rows` before a launch."""
+        args = cls(eps=eps, value_scale=value_scale, T=tensors["cache"].shape[-2])
+        given: dict[str, torch.Tensor | None] = dict(tensors)
+        if rows is not None:
+            args.stride = rows.bytes_VR.stride(0)
+            given |= {"bytes": rows.bytes_VR, "which": rows.which, "gains": rows.gains_KD}
+            given |= {"levels": rows.levels, "columns": rows.columns}
+        for name, tensor in given.items():
+            setattr(args, name, None if tensor is None else tensor.data_ptr())
+        return args
 
 
 def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -204,9 +205,7 @@ class DecodeKernel:
             self.times = given["times"] = ids_1.new_zeros(shape.layers * self.blocks * 16)
         self.logits_V, self.rows_KD = given["logits"], given["rows"]
         self._kept = weights, given, rows  # what the kernels read, as long as they do
-        args = Args(eps=eps, value_scale=value_scale, T=cache_L2GTd.shape[-2])
-        point(args, vars(weights) | given)
-        point_rows(args, rows)
+        args = Args.of(vars(weights) | given, rows, eps, value_scale)
         self._args = torch.frombuffer(bytearray(args), dtype=torch.uint8).to(device)
         self._place = ctypes.c_void_p(self._args.data_ptr())
 
