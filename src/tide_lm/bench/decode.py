@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tide_lm.bench import timing
 from tide_lm.bench.store import random_store
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.serve.decoder import ModelForward
@@ -28,8 +29,10 @@ _PEER_TOKENS = 128
 
 def bandwidth() -> float:
     """Return the bytes per second that a device reads at its best."""
-    words = torch.ones(1 << (28 if torch.cuda.is_available() else 22), dtype=torch.int64, device=_device())
-    return words.nbytes / min(_seconds(words.sum) for _ in range(50))  # clocks take some time to rise
+    words = torch.ones(
+        1 << (28 if torch.cuda.is_available() else 22), dtype=torch.int64, device=timing.device()
+    )
+    return words.nbytes / min(timing.seconds(words.sum) for _ in range(50))  # clocks take some time to rise
 
 
 def measure(
@@ -54,8 +57,8 @@ def measure(
         tokens = min(_PEER_TOKENS, end - start)
         for name, generate in _peers(model, prompts, tokens).items() if peers else ():
             generate()
-            seconds = min(_seconds(generate) for _ in range(2)) / tokens
-            yield about | {"by": name, "ms_per_token": 1e3 * seconds, "tokens_per_s": batch / seconds}
+            taken = min(timing.seconds(generate) for _ in range(2)) / tokens
+            yield about | {"by": name, "ms_per_token": 1e3 * taken, "tokens_per_s": batch / taken}
 
 
 def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
         steps = engine.generate(prompts, tokens)
         next(steps)
         first.append(time.perf_counter() - began)
-        rest.append(_seconds(lambda: list(steps)) / (tokens - 1))  # noqa: B023
+        rest.append(timing.seconds(lambda: list(steps)) / (tokens - 1))  # noqa: B023
     return {
         "ms_per_token": 1e3 * statistics.median(rest),
         "tokens_per_s": len(prompts) / statistics.median(rest),
@@ -133,17 +136,11 @@ def random_model(
     shape: ModelConfig, residence: Residence, store: Path | None = None
 ) -> Iterator[TideForCausalLM]:
     """Make a model of random weights in bfloat16; it is packed if its rows are not on the device."""
-    device, packed = _device(), store is not None or residence.place is not Place.device
+    packed = store is not None or residence.place is not Place.device
     kept = {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}} if packed else {}
-    config = TideConfig(**shape.to_transformers(), **kept)
-    with torch.device("meta"):
-        model = TideForCausalLM(config).to(torch.bfloat16).eval()
-    model.to_empty(device=device)
-    model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        parameter.data.fill_(1) if "norm" in name else parameter.data.normal_(0, 0.02)
+    config = TideConfig(**shape.to_transformers(), **kept)
+    model = timing.random_weights(TideForCausalLM, config, torch.bfloat16).eval()
     try:
         if not packed:
             yield model
@@ -152,7 +149,7 @@ def random_model(
             if store is None:
                 store = Path(folder) / "rows.tide"
                 random_store(store, shape, BITS)
-            model.model.memory.open(StoreFile(store), residence, torch.device(device))
+            model.model.memory.open(StoreFile(store), residence, timing.device())
             yield model
     finally:
         del model
@@ -180,25 +177,8 @@ def _weight_bytes(model: TideForCausalLM) -> int:
     return sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in tables)
 
 
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    _wait()
-    began = time.perf_counter()
-    work()
-    _wait()
-    return time.perf_counter() - began
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _forget_peak() -> None:

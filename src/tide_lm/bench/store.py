@@ -6,13 +6,14 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tide_lm.bench import timing
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.model import TideConfig, TideForCausalLM
@@ -65,7 +66,7 @@ def read_speed(path: Path, tokens: int, rounds: int) -> dict[str, Any]:
         for name, way in ways:
             ids = np.sort(random.choice(header.vocab_size, tokens, replace=False))
             forget(path)
-            found[name].append(_seconds(lambda: way(ids)))  # noqa: B023
+            found[name].append(timing.seconds(lambda: way(ids)))  # noqa: B023
         if (rate := fio_reads(path, block)) is not None:
             found["fio"].append(tokens / rate)
     seconds = {name: statistics.median(times) for name, times in found.items() if times}
@@ -116,12 +117,6 @@ def fio_reads(path: Path, block: int) -> float | None:
     return json.loads(done.stdout)["jobs"][0]["read"]["iops"] if done.returncode == 0 else None
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Time `generate` with tables as trained, with packed rows on the device, and from a warm store.
 
@@ -140,7 +135,7 @@ def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int)
     for turn in range(rounds + 1):
         names.append(names.pop(0))
         for name in names:
-            taken = _seconds(lambda: models[name].generate(prompt, pad_token_id=0, **options))  # noqa: B023
+            taken = timing.seconds(lambda: models[name].generate(prompt, pad_token_id=0, **options))  # noqa: B023
             if turn:  # the first fills the cache
                 found[name].append(tokens / taken)
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tide_lm.bench import timing
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.ops.transfer import upload
 from tide_lm.run.settings import RunConfig, TrainSection
@@ -89,18 +90,18 @@ def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = Fal
 
 
 def _time(shape: ModelConfig, batch: int, sequence: int, steps: int, plain: bool) -> dict[str, Any]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = timing.device()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     batches = zipf_batches(shape.vocab_size, batch, sequence)
     step = _plain_step(shape, batches, device) if plain else _own_step(shape, batches, device)
     for _ in range(WARM_UP):
         step(Clock(device))
-    clock, started = Clock(device), _now(device)
+    clock, started = Clock(device), timing.now()
     for _ in range(steps):
         step(clock)
     clock.mark("end")
-    seconds = (_now(device) - started) / steps
+    seconds = (timing.now() - started) / steps
     peak = peak_flops(device)
     flops = estimate.train_flops(shape, sequence)
     return {
@@ -118,7 +119,7 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
     on_gpu = device.type == "cuda"  # a CPU may be very slow in bfloat16
     dtype: Literal["bfloat16", "float32"] = "bfloat16" if on_gpu else "float32"
     config = RunConfig(train=TrainSection(dtype=dtype, compile=on_gpu))
-    model = _quickly_made(TideForCausalLM, TideConfig(**shape.to_transformers()), device)
+    model = timing.random_weights(TideForCausalLM, TideConfig(**shape.to_transformers())).train()
     objective = Objective(model, config.train, config.optim.z_loss).train()
     memory = model.model.memory
     tables = memory and RowOptimizer(memory, config.optim, getattr(torch, dtype))
@@ -160,9 +161,9 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
 def _plain_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Step:
     values = shape.to_transformers()
     if shape.num_memory_blocks:
-        model = _quickly_made(TideForCausalLM, TideConfig(**values), device)
+        model = timing.random_weights(TideForCausalLM, TideConfig(**values)).train()
     else:
-        model = _quickly_made(LlamaForCausalLM, LlamaConfig(**values), device)
+        model = timing.random_weights(LlamaForCausalLM, LlamaConfig(**values)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=device.type == "cuda")
     forward = torch.compile(model) if device.type == "cuda" else model
 
@@ -183,19 +184,6 @@ def _plain_step(shape: ModelConfig, batches: Batches, device: torch.device) -> S
         optimizer.zero_grad()
 
     return step
-
-
-def _quickly_made(kind: Any, config: LlamaConfig, device: torch.device) -> Any:
-    """Make a model with weights drawn on its device, which is fast; their values do not matter here."""
-    with torch.device("meta"):
-        model = kind(config)
-    model.to_empty(device=device)
-    model.tie_weights()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1) if "norm" in name else parameter.normal_(0, config.initializer_range)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    return model.train()
 
 
 def _age(tables: RowOptimizer, missed_V: torch.Tensor, rate: float) -> None:
@@ -230,9 +218,3 @@ def zipf_batches(vocabulary: int, batch: int, sequence: int) -> Batches:
 def _zipf_shares(vocabulary: int) -> torch.Tensor:
     shares_V = 1 / (torch.arange(vocabulary, dtype=torch.float64) + 2.7)
     return shares_V / shares_V.sum()
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -1,0 +1,38 @@
+"""What all benchmarks share: the device, its clock, and models with random weights."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def now() -> float:
+    """Return the time in seconds when all work on the device so far is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    began = now()
+    work()
+    return now() - began
+
+
+@torch.no_grad()
+def random_weights(kind: Any, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Any:
+    """Make a model with weights drawn on the device, which is fast."""
+    with torch.device("meta"):
+        model = kind(config).to(dtype)
+    model.to_empty(device=device())
+    model.tie_weights()
+    for name, parameter in model.named_parameters():
+        parameter.fill_(1) if "norm" in name else parameter.normal_(0, config.initializer_range)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device())
+    return model
