@@ -62,6 +62,7 @@ def blocks(results: Path) -> Blocks:
         "study-texts": partial(report.texts, study),
         "study-tokens": partial(report.tokens, study),
         "study-verdict-counts": partial(readme_report.verdict_counts, study),
+        "study-word-neighbours": partial(report.word_neighbours, study),
         "study-zero-shot": partial(report.zero_shot, study),
         "smaller-tables": partial(compression_report.forms, study),
         "smaller-tables-in-short": partial(readme_report.smaller_tables, study),

@@ -1,6 +1,7 @@
 """The tables and figures of docs/STUDY.md, from the runs that are kept."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -313,6 +314,18 @@ def _with_norms(study: Study) -> dict[str, Kept]:
     if not found:
         raise ValueError("no run of TIDE-8E has norms: run the study first")
     return found
+
+
+def word_neighbours(study: Study) -> str:
+    """Return the nearest neighbours of a few words, in E and in each table."""
+    runs = [run for run in figures.opened(study.looked) if "neighbours" in run.results]
+    shown = FIGURES["neighbours"].tables(runs)
+    rows = [[found.caption, *map(_escaped, row)] for found in shown for row in found.rows]
+    return table(["word and model", *shown[0].columns], rows)
+
+
+def _escaped(cell: str) -> str:
+    return re.sub(r"([\\|*_`<])", r"\\\1", cell)
 
 
 def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:

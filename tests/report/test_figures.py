@@ -8,14 +8,15 @@ import pytest
 from command import tide_lm
 from report.conftest import SCRIPT
 
+from tide_lm.evaluate import tasks as evaluated
 from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg, write
-from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, tokens
+from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, tokens, training
 from tide_lm.report.formatting import MINUS
 from tide_lm.report.results import MissingError, open_runs
 
-OF_TIDE_ALONE = {"routing", "layer-drop", "bits", "ranks", "distances", "neighbours", "words"}
+OF_TIDE_ALONE = {"routing", "layer-drop", "bits", "ranks", "distances", "neighbours"}
 
 
 def usable(figure, paths):
@@ -62,12 +63,17 @@ def test_the_papers_numbers_stand_beside_one_of_each_run(name, two_runs):
 
 
 def test_every_figure_and_table_of_the_paper_has_its_place():
-    places = [figure.place for figure in FIGURES.values()] + [place for place, _, _ in paper.ELSEWHERE]
+    places = [place for figure in FIGURES.values() for place in figure.place.split(" and ")]
+    places += [place for place, _, _ in paper.ELSEWHERE]
     wanted = {f"Figure {number}" for number in range(1, 15)} | {
         f"Table {number}" for number in (1, 2, 4, 5, 6)
     }
     assert wanted | {"Proposition 3.2"} == set(places)
     assert len(places) == len(set(places))
+
+
+def test_the_papers_tasks_are_those_that_are_evaluated():
+    assert {name: task.title for name, task in evaluated.TASKS.items()} == paper.TASKS
 
 
 def told(name: str, runs) -> dict[str, list[str]]:
@@ -92,8 +98,8 @@ def test_the_values_are_those_of_the_results(two_runs):
     assert told("layer-drop", [tide])["perplexity without layer 13"] == ["not measured: it has fewer layers"]
     assert told("bits", [tide])["perplexity in 4 bits"] == ["wiki +1.00 %"]
     assert told("ranks", [tide])["perplexity with half the rank"] == ["wiki +50.00 %"]
-    assert told("words", [tide])["overlap of the tables with E for “asynchronously”"] == ["0.11 to 0.43"]
-    assert told("words", [tide])["overlap of the tables with E for “fred”"] == ["not measured"]
+    assert told("neighbours", [tide])["overlap of the tables with E for “asynchronously”"] == ["0.11 to 0.43"]
+    assert told("neighbours", [tide])["overlap of the tables with E for “fred”"] == ["not measured"]
     assert told("footprint", runs)["tables on SSD at K = 24, 4 bits"] == ["9.600 GB", "9.600 GB"]
     assert told("norms", runs)["mean norm rises from decile to decile"] == ["at 9 of 9 steps"] * 2
     assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == ["45.000", "44.800"]
@@ -113,10 +119,10 @@ def test_curves_are_means_over_the_pairs_that_all_runs_have(two_runs):
 
 def test_a_long_training_curve_is_drawn_by_its_means(two_runs, monkeypatch):
     _, tide = open_runs(two_runs)
-    tokens_seen, losses = loss.training_curve(tide)
+    tokens_seen, losses = training.training_curve(tide)
     assert len(losses) == 59  # one step was left out
-    monkeypatch.setattr(loss, "CURVE_POINTS", 30)
-    tokens_seen, losses = loss.training_curve(tide)
+    monkeypatch.setattr(training, "CURVE_POINTS", 30)
+    tokens_seen, losses = training.training_curve(tide)
     assert (len(losses), tokens_seen[-1]) == (30, 6000)
     assert losses[0] == pytest.approx(8 - 1.5 / 20)
 
@@ -160,10 +166,8 @@ def test_the_papers_averages_are_those_of_its_scores():
 
 
 def test_tokens_are_shown_as_they_are(two_runs, tmp_path):
-    (svg,) = write(FIGURES["words"], open_runs(two_runs[1:]), tmp_path, ["svg"])
-    found = "".join(texts(svg.read_text()))
-    for shown in ("␣Fred", SCRIPT, "$x$", r"\n\x00"):
-        assert shown in found
+    (table,) = FIGURES["neighbours"].tables(open_runs(two_runs[1:]))
+    assert table.rows[0][2] == rf"␣Fred, {SCRIPT}, $x$, \n\x00"
     (svg,) = write(FIGURES["collapse"], open_runs(two_runs), tmp_path, ["svg"])
     assert "a$b$ / <script…rt(1)</script>" in texts(svg.read_text())
 
@@ -207,8 +211,6 @@ def test_what_else_a_figure_may_lack(plant, tmp_path):
     assert "gradients.json is damaged (gradients has no 'embedding_input')" in FIGURES["gradients"].missing(
         run
     )
-    run.result("neighbours")["words"].clear()
-    assert "the neighbours of no words" in FIGURES["words"].missing(run)
     with pytest.raises(MissingError, match=r"1 is given.*at least 2"):
         FIGURES["separation"].demand([run])
 
@@ -358,7 +360,7 @@ def test_a_benchmark_on_few_samples_says_so_in_its_cell(two_runs):
     assert table.rows[0][2] == "30.0"
     assert table.rows[1][2] == "30.0 ± 1.0 (50)"
     assert table.rows[1][-2] == "not measured"
-    assert "Of tide only the first samples" in table.caption
+    assert "tide: only the first samples" in table.caption
 
 
 def test_routing_says_what_it_was_measured_on(two_runs, tmp_path):

@@ -24,7 +24,6 @@ NAMES = (
     "bits",
     "ranks",
     "neighbours",
-    "words",
     "training-loss",
 )
 Name = StrEnum("Name", {name.replace("-", "_"): name for name in NAMES})  # type: ignore[misc]

@@ -1,7 +1,16 @@
 """All figures, in the order of the paper."""
 
 from tide_lm.report.figure import Figure
-from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, neighbours, tokens
+from tide_lm.report.figures import (
+    benchmarks,
+    collapse,
+    compression,
+    loss,
+    memory,
+    neighbours,
+    tokens,
+    training,
+)
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -15,14 +24,13 @@ FIGURES: dict[str, Figure] = {
         collapse.SEPARATION,
         benchmarks.BENCHMARKS,
         loss.LOSS_BY_BLOCKS,
-        loss.PERPLEXITY,
+        training.PERPLEXITY,
         memory.DISTANCES,
         memory.ROUTING,
         memory.LAYER_DROP,
         compression.BITS,
         compression.RANKS,
         neighbours.NEIGHBOURS,
-        neighbours.WORDS,
-        loss.TRAINING_LOSS,
+        training.TRAINING_LOSS,
     )
 }

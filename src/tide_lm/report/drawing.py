@@ -1,4 +1,4 @@
-"""How figures look: colours that colour-blind readers can tell apart, and SVG that is the same every time.
+"""The look of figures: colours that colour-blind readers can tell apart, and SVG that is the same every time.
 
 matplotlib is imported where it is used, so that names and titles are known without it.
 """
@@ -6,19 +6,19 @@ matplotlib is imported where it is used, so that names and titles are known with
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO, StringIO
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.report.figure import Figure, Panel, Runs
+from tide_lm.report.figure import Axes, Figure, Panel, Runs
 from tide_lm.report.formatting import count, quantity, short
 from tide_lm.report.results import Run
 from tide_lm.run.files import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 # Okabe and Ito's, without black and yellow: one is the ink, the other cannot be seen on white.
@@ -29,6 +29,8 @@ STROKES: tuple[Any, ...] = ("-", "--", ":", "-.")
 INK, GRID = "#1f2329", "#d5d9e0"
 HEATMAP = "cividis"
 WIDTH = 4.6  # inches of a panel: a phone's screen, at the size of its letters
+Values = Sequence[float | None]
+Lines = Mapping[Any, Values]  # by run, or by label
 DECILES = "frequency decile (0 rarest, 9 commonest)"
 
 _STYLE: dict[Any, Any] = {
@@ -60,13 +62,13 @@ _STYLE: dict[Any, Any] = {
 
 
 def write(figure: Figure, runs: Runs, folder: Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """NAME.svg and NAME.png of a figure, all its panels on one sheet."""
+    """Write NAME.svg and NAME.png of a figure, with all its panels on one sheet."""
     figure.demand(runs)
     return write_panels(figure.panels(runs), figure.name, folder, kinds)
 
 
 def write_panels(panels: Sequence[Panel], name: str, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    """NAME.KIND with these panels on one sheet."""
+    """Write NAME.KIND with these panels on one sheet, for each kind."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for kind in kinds:
@@ -81,7 +83,7 @@ def write_panels(panels: Sequence[Panel], name: str, folder: Path, kinds: Sequen
 
 
 def inline_svg(panel: Panel, name: str) -> str:
-    """A panel for an HTML page: no ids that another has, and ink and grid in the page's own colours."""
+    """Return a panel for an HTML page: its ids are its own, and ink and grid have the page's colours."""
     with _styled(name):
         content = StringIO()
         sheet = _sheet([panel])
@@ -127,7 +129,7 @@ def _styled(salt: str) -> Iterator[None]:
 
 
 def look(run: Run) -> dict[str, Any]:
-    """A run's colour, marker and stroke, the same in all figures."""
+    """Return a run's colour, marker and stroke, the same in all figures."""
     place = run.place
     return {
         "color": PALETTE[place % len(PALETTE)],
@@ -138,7 +140,7 @@ def look(run: Run) -> dict[str, Any]:
 
 
 def sequence(length: int) -> list[Any]:
-    """Colours from blue to vermilion, for lines in an order; seen on light and on dark."""
+    """Return colours from blue to vermilion, for lines in an order; both can be seen on light and on dark."""
     from matplotlib.colors import to_rgb
 
     first, last = to_rgb(PALETTE[0]), to_rgb(PALETTE[1])
@@ -146,21 +148,54 @@ def sequence(length: int) -> list[Any]:
     return [tuple(a + share * (b - a) for a, b in zip(first, last, strict=True)) for share in shares]
 
 
-def numbers(values: Sequence[float | None]) -> list[float]:
+def numbers(values: Values) -> list[float]:
     """Turn values into numbers for matplotlib, which leaves gaps at NaN."""
     return [float("nan") if value is None else value for value in values]
 
 
-def by_decile(axes: "Axes", what: str, lines: Mapping[Run, Sequence[float | None]]) -> None:
-    """One line a run over the ten deciles."""
-    for run, values in lines.items():
-        axes.plot(range(len(values)), numbers(values), **look(run))
+def plot(
+    axes: Axes, lines: Lines, places: Sequence[Any] | None = None, colours: Iterable[Any] = PALETTE
+) -> None:
+    """Draw lines over their places, a run's in its own look and others by their labels."""
+    looks = zip(lines.items(), cycle(colours), cycle(MARKERS), strict=False)
+    for (name, values), colour, marker in looks:
+        named = {"color": colour, "marker": marker, "label": name}
+        style = look(name) if isinstance(name, Run) else named
+        axes.plot(range(len(values)) if places is None else places, numbers(values), **style)
+
+
+def by_decile(
+    axes: Axes, what: str, lines: Lines, colours: Iterable[Any] = PALETTE, log: bool = False
+) -> None:
+    """Draw lines over the ten deciles."""
+    plot(axes, lines, colours=colours)
+    if log:
+        log_scale(axes)
     decile_axis(axes, what)
+
+
+def zero_line(axes: Axes) -> None:
+    axes.axhline(0, color=INK, linewidth=0.8)
+
+
+def decile_axis(axes: Axes, what: str) -> None:
+    axes.set_xticks(range(10))
+    axes.set_xlabel(DECILES)
+    axes.set_ylabel(what)
     legend(axes)
 
 
-def legend(axes: "Axes", title: str | None = None) -> None:
-    """Below the axes, where it hides nothing."""
+def token_axis(axes: Axes, what: str, title: str | None = None) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+    axes.set_xlabel("training tokens")
+    axes.set_ylabel(what)
+    legend(axes, title)
+
+
+def legend(axes: Axes, title: str | None = None) -> None:
+    """Draw the legend below the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, min(len(labels), 46 // (max(map(len, labels)) + 6)))
     axes.legend(
@@ -176,8 +211,8 @@ def legend(axes: "Axes", title: str | None = None) -> None:
     )
 
 
-def log_scale(axes: "Axes", **options: Any) -> None:
-    """A vertical log scale with plain numbers; `linthresh` makes it one through zero."""
+def log_scale(axes: Axes, **options: Any) -> None:
+    """Make the vertical scale logarithmic, with plain numbers; `linthresh` makes it one through zero."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes.set_yscale("symlog" if options else "log", **options)
@@ -187,38 +222,22 @@ def log_scale(axes: "Axes", **options: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter() if options or high > 10 * low else plain)
 
 
-def token_axis(axes: "Axes") -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-    axes.set_xlabel("training tokens")
-
-
-def decile_axis(axes: "Axes", what: str) -> None:
-    axes.set_xticks(range(10))
-    axes.set_xlabel(DECILES)
-    axes.set_ylabel(what)
-
-
-def bars_by_decile(axes: "Axes", what: str, bars: Mapping[Run, Sequence[float | None]]) -> None:
-    """Bars side by side for each run over the ten deciles, with a line at zero."""
-    width = 0.8 / len(bars)
-    for number, (run, values) in enumerate(bars.items()):
-        places = [decile - 0.4 + width * (number + 0.5) for decile in range(len(values))]
-        axes.bar(places, numbers(values), width, color=look(run)["color"], label=short(run.name))
-    axes.axhline(0, color=INK, linewidth=0.8)
-    decile_axis(axes, what)
-    legend(axes)
+def bars(axes: Axes, groups: Mapping[str, Values], colours: Sequence[Any], share: float = 0.8) -> None:
+    """Draw bars side by side at each place, one of each group; together they fill so much of it."""
+    width = share / len(groups)
+    for number, ((label, values), colour) in enumerate(zip(groups.items(), colours, strict=False)):
+        places = [place - share / 2 + width * (number + 0.5) for place in range(len(values))]
+        axes.bar(places, numbers(values), width, color=colour, label=label)
 
 
 def heatmap(
-    axes: "Axes",
-    rows: Sequence[Sequence[float | None]],
+    axes: Axes,
+    rows: Sequence[Values],
     what: str,
     limits: tuple[float, float] | None = None,
     written: str | None = None,
 ) -> None:
-    """Cells with a colour bar, and their values in them if `written` is a format."""
+    """Draw cells with a colour bar, and their values in them if `written` is a format."""
     import numpy as np
 
     cells = np.ma.masked_invalid(np.array([numbers(row) for row in rows], dtype=float))

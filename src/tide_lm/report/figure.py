@@ -1,4 +1,4 @@
-"""What a figure is: the results it reads, its panels, and the paper's numbers beside ours."""
+"""A figure: the results it reads, its panels, and the paper's numbers beside ours."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,19 @@ from tide_lm.report.results import DamagedError, MissingError, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+else:
+    Axes = Any  # matplotlib is imported when something is drawn
 
 Runs = Sequence[Run]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes. `alt` tells what is on it to those who cannot see it."""
+    """One set of axes. `alt` describes it to those who cannot see it."""
 
     title: str
     alt: str
-    draw: "Callable[[Axes], Any]"
+    draw: Callable[[Axes], Any]
     height: float = 3.2
 
 
@@ -44,6 +46,22 @@ def nothing(runs: Runs) -> list[Any]:
     return []
 
 
+def beside(*rows: tuple[str, str, str, Callable[[Run], str]]) -> Callable[[Runs], list[Comparison]]:
+    """Compare each run by itself: a row says what, the paper's number, its place, and how to find ours."""
+
+    def compare(runs: Runs) -> list[Comparison]:
+        return [
+            Comparison(what, paper, place, [ours(run) for run in runs]) for what, paper, place, ours in rows
+        ]
+
+    return compare
+
+
+def of_each(panel: Callable[[Run], Panel]) -> Callable[[Runs], list[Panel]]:
+    """Draw one panel for each run."""
+    return lambda runs: [panel(run) for run in runs]
+
+
 @dataclass(frozen=True)
 class Figure:
     """One figure or table of the paper, drawn from the results of runs.
@@ -61,7 +79,6 @@ class Figure:
     at_least: int = 1  # runs
     compare: Callable[[Runs], list[Comparison]] = nothing
     tables: Callable[[Runs], list[Table]] = nothing
-    drawn_on_page: bool = True  # not, where its tables say all of it
     of_memory: bool = False  # which a base model cannot have
 
     def missing(self, run: Run) -> str | None:

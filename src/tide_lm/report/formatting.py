@@ -1,81 +1,92 @@
-"""Numbers and tokens as readers see them."""
+"""Numbers, tokens and names as readers see them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from itertools import pairwise
+from typing import Any
 
 NOT_MEASURED = "not measured"
-TOO_LARGE = "too large"
 MINUS = "\N{MINUS SIGN}"
 
 
-def nats(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:.3f}"
+def number(value: float | None, spec: str = ".3f") -> str:
+    """Format a number with three decimals or as `spec` says."""
+    return NOT_MEASURED if value is None else format(value, spec).replace("-", MINUS)
 
 
 def difference(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:+.3f}".replace("-", MINUS)
+    """Format a number with three decimals and its sign."""
+    return number(value, "+.3f")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share as a signed percentage; a very large one as a power of ten."""
-    if value is None:
-        return NOT_MEASURED
-    text = f"{value:+,.{digits}%}" if abs(value) < 100 else f"{value * 100:+.2e} %"
-    return text.replace("%", " %").replace("  ", " ").replace("-", MINUS)
+    """Format a share as a signed percentage, and a very large one as a power of ten."""
+    if value is None or abs(value) < 100:
+        return number(value, f"+,.{digits}%").replace("%", " %")
+    return number(100 * value, "+.2e") + " %"
 
 
 def count(value: float | None) -> str:
-    """A count, exact while it is short; with few digits where it is very small or large."""
+    """Format a count: exactly while it is short, with few digits where it is very small or large."""
     if value is None:
         return NOT_MEASURED
-    text = f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
-    return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-").replace("-", MINUS)
+    text = number(value, ",.0f" if 100 <= abs(value) < 1e6 else ".3g")
+    return text.replace("e+0", "e").replace("e+", "e").replace(f"e{MINUS}0", f"e{MINUS}")
 
 
-def bound(value: float) -> str:
-    """An upper bound, rounded up to three digits, so that it stays one."""
+def upper_bound(value: float) -> str:
+    """Format an upper bound, rounded up to three digits, so that it stays one."""
     return count(float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(str(value))))
 
 
-def ends(values: Sequence[float | None], shown: Callable[[float | None], str] = nats) -> str:
-    """The first and the last of a row."""
+def quantity(value: float | None) -> str:
+    """Format a large number in the usual short form: 1.03B, 983K."""
+    return _in_units(value, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")), ".4g", "")
+
+
+def gigabytes(value: float | None) -> str:
+    """Format bytes as GB of 10^9 bytes, as in the paper, and fewer in smaller units."""
+    return _in_units(value, ((1e9, " GB"), (1e6, " MB"), (1e3, " kB")), ".3f", " bytes")
+
+
+def _in_units(value: float | None, units: Sequence[tuple[float, str]], spec: str, one: str) -> str:
+    if value is None:
+        return NOT_MEASURED
+    for size, unit in units:
+        if value >= size:
+            return f"{value / size:{spec}}{unit}"
+    return f"{value:.0f}{one}"
+
+
+def ends(values: Sequence[float | None], shown: Callable[[float | None], str] = number) -> str:
+    """Return the first and the last of some values in words."""
     return f"{shown(values[0])} to {shown(values[-1])}"
 
 
+def ends_of_lines(
+    lines: Mapping[Any, Sequence[float | None]], shown: Callable[[float | None], str] = number
+) -> str:
+    """Return the ends of each line in words, after its name."""
+    return "; ".join(f"{name} {ends(values, shown)}" for name, values in lines.items())
+
+
+def three_digits(value: float | None) -> str:
+    return number(value, ".3g")
+
+
 def steps(values: Sequence[float | None], holds: Callable[[float, float], bool]) -> str:
-    """At how many steps from one value to the next something holds."""
+    """Say at how many steps from one value to the next something holds."""
     found = [holds(a, b) for a, b in pairwise(values) if a is not None and b is not None]
     return f"at {sum(found)} of {len(found)} steps"
 
 
-def quantity(value: float | None) -> str:
-    """A large number in the usual short form: 1.03B, 983K."""
-    if value is None:
-        return NOT_MEASURED
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if value >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.0f}"
-
-
-def gigabytes(value: float | None) -> str:
-    """GB of 10^9 bytes, as in the paper; less in smaller units."""
-    if value is None:
-        return NOT_MEASURED
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= size:
-            return f"{value / size:.3f} {unit}"
-    return f"{value:.0f} bytes"
-
-
 def token(text: str) -> str:
-    """A token so that its spaces and control characters can be seen."""
+    """Show a token's spaces and control characters."""
     seen = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return seen.replace(" ", "␣")
 
 
 def short(name: str, longest: int = 30) -> str:
-    """A name that fits a legend, its middle left out if need be."""
+    """Shorten a name so that it fits a legend; its middle is left out."""
     half = (longest - 1) // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tide_lm.report.figure import Runs, Table
-from tide_lm.report.figures.loss import change, perplexities, sources, stated_perplexity
-from tide_lm.report.formatting import MINUS, NOT_MEASURED, difference, nats, quantity
+from tide_lm.report.figures.loss import change, sources
+from tide_lm.report.figures.training import perplexities, stated_perplexity
+from tide_lm.report.formatting import MINUS, NOT_MEASURED, difference, number, quantity
 from tide_lm.report.results import Run
 
 ROWS = {
@@ -43,7 +44,7 @@ def facts(runs: Runs) -> Table:
         ("of these, in the tables", lambda run: quantity(run.parameters.tables if run.parameters else None)),
         ("training tokens", lambda run: quantity(run.tokens)),
         ("how the tables are trained", _table_policy),
-        ("held-out loss, nats", lambda run: nats(run.results.get("validation", {}).get("loss"))),
+        ("held-out loss, nats", lambda run: number(run.results.get("validation", {}).get("loss"))),
     ]
     texts = dict.fromkeys(text for run in runs for text in run.texts)
     cells = [(name, *(cell(run) for run in runs)) for name, cell in rows]
@@ -107,7 +108,7 @@ def _row(name: str, tokens: int, values: list[float | None]) -> tuple[str, ...]:
 
 
 def _loss(value: float | None) -> str:
-    return "-" if value is None else nats(value)
+    return "-" if value is None else number(value)
 
 
 def headlines(runs: Runs) -> list[Headline]:
@@ -126,7 +127,7 @@ def headlines(runs: Runs) -> list[Headline]:
         ):
             apart = change(now["loss"], before["loss"])
             if apart is not None:
-                told = f"{nats(now['loss'])} against {nats(before['loss'])}"
+                told = f"{number(now['loss'])} against {number(before['loss'])}"
                 text = "the held-out text" if source == "validation" else source
                 found.append(Headline(run.name, text, group, apart, told))
     return found

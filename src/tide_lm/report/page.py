@@ -79,12 +79,12 @@ def render(runs: Sequence[Run], damage: Damage) -> str:
 
 def _section(figure: Figure, runs: Runs) -> dict[str, Any]:
     """Return what the template shows of a figure; it escapes all but the drawings, which are markup."""
-    panels = figure.panels(runs) if figure.drawn_on_page else []
     return {
         "figure": figure,
         "runs": runs,
         "panels": [
-            Markup(inline_svg(panel, f"{figure.name}-{number}")) for number, panel in enumerate(panels)
+            Markup(inline_svg(panel, f"{figure.name}-{number}"))
+            for number, panel in enumerate(figure.panels(runs))
         ],
         "tables": figure.tables(runs),
         "comparisons": figure.compare(runs),

@@ -58,6 +58,9 @@ class Run:
     config: RunConfig | None
     damaged: dict[str, DamagedError] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return self.name
+
     def refuse_damage(self, *names: str) -> None:
         for name in names:
             if name in self.damaged:

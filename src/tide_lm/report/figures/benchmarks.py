@@ -1,15 +1,12 @@
 """Zero-shot benchmarks in the order of the paper's columns."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import legend, look, numbers
-from tide_lm.report.figure import Figure, Panel, Runs, Table
-from tide_lm.report.formatting import NOT_MEASURED
+from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table
+from tide_lm.report.formatting import number
 from tide_lm.report.results import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def _task(run: Run, name: str) -> dict[str, Any]:
@@ -26,14 +23,14 @@ def scores(run: Run, key: str = "score") -> list[float | None]:
 
 
 def _average(run: Run) -> str:
-    return _one(_percent(run.result("benchmarks").get("average")))
+    return _one(_percent(run.result("benchmarks")["average"]))
 
 
 def _panels(runs: Runs) -> list[Panel]:
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         places = range(len(paper.TASKS))
-        for number, run in enumerate(runs):
-            shift = 0.5 * (number - (len(runs) - 1) / 2) / len(runs)
+        for position, run in enumerate(runs):
+            shift = 0.5 * (position - (len(runs) - 1) / 2) / len(runs)
             axes.errorbar(
                 numbers(scores(run)),
                 [place + shift for place in places],
@@ -46,8 +43,8 @@ def _panels(runs: Runs) -> list[Panel]:
         axes.set_xlabel("score in percent, and its standard error")
         legend(axes)
 
-    told = "; ".join(f"{run.name} average {_average(run)}" for run in runs)
-    return [Panel("Zero-shot benchmarks", f"Points for eight tasks: {told}", draw, height=4.2)]
+    averages = "; ".join(f"{run} average {_average(run)}" for run in runs)
+    return [Panel("Zero-shot benchmarks", f"Points for eight tasks: {averages}", draw, height=4.2)]
 
 
 def _tables(runs: Runs) -> list[Table]:
@@ -61,9 +58,9 @@ def _tables(runs: Runs) -> list[Table]:
 
 
 def _cells(run: Run) -> list[str]:
-    """Scores; of a run on some samples of each task, with their standard errors and numbers."""
+    """Return scores, with their standard errors and samples if only some of each task were taken."""
     cells = [_one(score) for score in scores(run)]
-    if not run.result("benchmarks").get("limit"):
+    if not run.result("benchmarks")["limit"]:
         return cells
     errors = [_one(error) for error in scores(run, "stderr")]
     samples = [_task(run, name).get("samples") for name in paper.TASKS]
@@ -75,23 +72,22 @@ def _cells(run: Run) -> list[str]:
 
 def _caption(runs: Runs) -> str:
     caption = "Scores in percent; below ours, the paper's Table 2 for reference."
-    if limited := [run.name for run in runs if run.result("benchmarks").get("limit")]:
+    if limited := [run.name for run in runs if run.result("benchmarks")["limit"]]:
         caption += (
-            f" Of {', '.join(limited)} only the first samples of each task: ± is the standard error, and in "
-            "brackets is the number of samples."
+            f" {', '.join(limited)}: only the first samples of each task; ± is the standard error, and the "
+            "number of samples is in brackets."
         )
     if other := [run.name for run in runs if _task(run, "sciq").get("split") == "validation"]:
-        caption += f" SciQ of {', '.join(other)} is its validation split."
+        caption += f" {', '.join(other)}: SciQ is its validation split."
     return caption
 
 
 def _perplexity(run: Run) -> str:
-    value = run.result("benchmarks").get("lambada_perplexity")
-    return NOT_MEASURED if value is None else f"{value:,.3f}"
+    return number(run.result("benchmarks")["lambada_perplexity"], ",.3f")
 
 
 def _one(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:.1f}"
+    return number(value, ".1f")
 
 
 BENCHMARKS = Figure(

@@ -1,20 +1,22 @@
-"""How far apart two tokens stay in one context: heatmaps of one run, and runs against one another."""
+"""How far apart two tokens stay in one context: heatmaps of each run, and runs against one another."""
 
-from collections.abc import Sequence
 from itertools import product
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tide_lm.report.drawing import INK, heatmap, legend, look, numbers
-from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
-from tide_lm.report.formatting import short, token
+from tide_lm.report.drawing import Lines, heatmap, legend, plot, zero_line
+from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.formatting import short, three_digits, token
 from tide_lm.report.results import MissingError, Run, shared
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LAYERS_SHOWN = 8  # of a category; of more, the first, the middle and the last
 MEASURES = {"distance": "L2 distance", "relative": "distance / mean norm"}
+FFN = {
+    "input_distance": "input distance",
+    "slope": "slope, at least",
+    "bound": "bound from it",
+    "separation": "separation",
+}
 
 
 def _categories(run: Run) -> dict[str, dict[str, Any]]:
@@ -22,8 +24,7 @@ def _categories(run: Run) -> dict[str, dict[str, Any]]:
     return {name: found for name, found in run.result("collapse")["categories"].items() if found["pairs"]}
 
 
-def _has_pairs(run: Run) -> None:
-    run.result("collapse")
+def _check_pairs(run: Run) -> None:
     if not _categories(run):
         raise MissingError(
             f"the tokenizer of {run.path} has no pair of the study: take a larger vocabulary, then "
@@ -33,7 +34,7 @@ def _has_pairs(run: Run) -> None:
 
 def _heatmap_panels(runs: Runs) -> list[Panel]:
     def limits(name: str, measure: str) -> tuple[float, float]:
-        """The same for all runs, so that colours compare."""
+        """Return the same for all runs, so that colours compare."""
         cells = [row for run in runs for row in _categories(run).get(name, {}).get(measure, [])]
         return min(map(min, cells)), max(map(max, cells))
 
@@ -51,32 +52,29 @@ def _heatmap_panel(
     pairs = [short(" / ".join(map(token, pair))) for pair in category["pairs"]]
     cells = category[measure]
 
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         heatmap(axes, cells, MEASURES[measure], limits)
         axes.set_yticks(range(len(pairs)), pairs, fontsize=9)
         axes.set_xlabel("layer")
         axes.locator_params(axis="x", integer=True)
 
-    told = f"from {min(map(min, cells)):.3g} to {max(map(max, cells)):.3g}"
-    alt = f"Heatmap of {len(pairs)} pairs of {name} by layer in {run.name}, {MEASURES[measure]}: {told}"
+    span = f"from {min(map(min, cells)):.3g} to {max(map(max, cells)):.3g}"
+    alt = f"Heatmap of {len(pairs)} pairs of {name} by layer in {run}, {MEASURES[measure]}: {span}"
     return Panel(f"{name}: {short(run.name)}", alt, draw, height=max(2.4, 1.3 + 0.19 * len(pairs)))
 
 
-def _members_tables(runs: Runs) -> list[Table]:
-    """The FFN of the pairs that have collapsed before it, where a run has any."""
+def _ffn_tables(runs: Runs) -> list[Table]:
+    """Return the FFN of the pairs that have collapsed before it, where a run has any."""
     tables = []
     for run in runs:
         categories = _categories(run).items()
-        rows = [row for name, category in categories if category["ffn"] for row in _members(name, category)]
-        caption = (
-            f"{run.name}: the FFN of pairs whose inputs are nearer than {_delta(run)} of their norm, means"
-        )
-        columns = ["", "pairs", "input distance", "slope, at least", "bound from it", "separation"]
-        tables += [Table(caption, columns, rows)] if rows else []
+        rows = [row for name, category in categories if category["ffn"] for row in _ffn_rows(name, category)]
+        caption = f"{run}: the FFN of pairs whose inputs are nearer than {_delta(run)} of their norm, means"
+        tables += [Table(caption, ["", "pairs", *FFN.values()], rows)] if rows else []
     return tables
 
 
-def _members(name: str, category: dict[str, Any]) -> list[tuple[str, ...]]:
+def _ffn_rows(name: str, category: dict[str, Any]) -> list[tuple[str, ...]]:
     ffn = category["ffn"]
     layers = [layer for layer, members in enumerate(ffn["members"]) if members]
     if len(layers) > LAYERS_SHOWN:
@@ -84,11 +82,8 @@ def _members(name: str, category: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = []
     for layer in layers:
         members = ffn["members"][layer]
-        means = (
-            fmean(ffn[key][pair][layer] for pair in members)
-            for key in ("input_distance", "slope", "bound", "separation")
-        )
-        rows.append((f"{name}, layer {layer}", f"{len(members)}", *(f"{mean:.3g}" for mean in means)))
+        means = (fmean(ffn[key][pair][layer] for pair in members) for key in FFN)
+        rows.append((f"{name}, layer {layer}", f"{len(members)}", *map(three_digits, means)))
     return rows
 
 
@@ -102,8 +97,8 @@ def _compare_collapse(runs: Runs) -> list[Comparison]:
 
     def collapsed(run: Run, name: str, layer: int) -> str:
         category = _categories(run)[name]
-        told = f"{len(category['collapse_set'][layer])} of {len(category['pairs'])}"
-        return told if one else f"{told}, δ = {deltas[run]}"
+        found = f"{len(category['collapse_set'][layer])} of {len(category['pairs'])}"
+        return found if one else f"{found}, δ = {deltas[run]}"
 
     def skipped(run: Run, name: str) -> str:
         category = run.result("collapse")["categories"][name]
@@ -143,96 +138,76 @@ COLLAPSE = Figure(
     "separates two near inputs by its slope between them. The slope here is the largest at nine points, an "
     "estimate from below, so a separation may exceed the bound from it.",
     needs=("collapse",),
-    check=_has_pairs,
+    check=_check_pairs,
     panels=_heatmap_panels,
-    tables=_members_tables,
+    tables=_ffn_tables,
     compare=_compare_collapse,
 )
 
 
 def curves(runs: Runs, name: str, measure: str) -> dict[Run, list[float]]:
-    """Means over the pairs that all runs have, by layer."""
+    """Return the means over the pairs that all runs have, by layer."""
     categories = {run: _categories(run)[name] for run in runs}
     kept = set.intersection(*({tuple(pair) for pair in found["pairs"]} for found in categories.values()))
 
     def mean(category: dict[str, Any]) -> list[float]:
-        rows = [
-            row for pair, row in zip(category["pairs"], category[measure], strict=True) if tuple(pair) in kept
-        ]
+        pairs = zip(category["pairs"], category[measure], strict=True)
+        rows = [row for pair, row in pairs if tuple(pair) in kept]
         return [fmean(column) for column in zip(*rows, strict=True)]
 
     return {run: mean(category) for run, category in categories.items()} if kept else {}
 
 
+def _changes(found: dict[Run, list[float]]) -> dict[Run, list[float]]:
+    """Return the differences to the first run, if all runs have as many layers."""
+    if len({len(values) for values in found.values()}) != 1:
+        return {}
+    (_, reference), *others = found.items()
+    return {run: [a - b for a, b in zip(values, reference, strict=True)] for run, values in others}
+
+
 def _curve_panels(runs: Runs) -> list[Panel]:
     panels = []
-    for name in shared(map(_categories, runs)):
-        for measure, label in MEASURES.items():
-            found = curves(runs, name, measure)
-            if not found:
-                continue
-            panels.append(_lines_panel(name, label, found))
-            if len({len(values) for values in found.values()}) == 1:
-                panels.append(_differences_panel(name, label, found))
+    for name, (measure, label) in product(shared(map(_categories, runs)), MEASURES.items()):
+        if found := curves(runs, name, measure):
+            panels.append(_by_layer(f"{name}: separation", label, found, f", {label}"))
+        if changes := _changes(found):
+            title = f"{name}: difference to {short(runs[0].name, 20)}"
+            panels.append(_by_layer(title, f"Δ {label}", changes, sign="+"))
     return panels
 
 
-def _lines_panel(name: str, label: str, found: dict[Run, list[float]]) -> Panel:
-    def draw(axes: "Axes") -> None:
-        for run, values in found.items():
-            axes.plot(range(len(values)), values, **look(run))
-        _layer_axis(axes, label, max(map(len, found.values())))
+def _by_layer(title: str, label: str, lines: Lines, measured: str = "", sign: str = "") -> Panel:
+    """Draw lines over layers; with a sign they are differences, and have a line at zero."""
 
-    told = "; ".join(f"{run.name} {values[0]:.3g} to {values[-1]:.3g}" for run, values in found.items())
-    return Panel(f"{name}: separation", f"Lines over layers, {label}: {told}", draw)
+    def draw(axes: Axes) -> None:
+        plot(axes, lines)
+        if sign:
+            zero_line(axes)
+        axes.set_xlabel("layer")
+        axes.set_ylabel(label)
+        axes.set_xlim(-0.3, max(map(len, lines.values())) - 0.7)
+        axes.locator_params(axis="x", integer=True)
+        legend(axes)
 
-
-def _differences_panel(name: str, label: str, found: dict[Run, list[float]]) -> Panel:
-    (first, reference), *others = found.items()
-    changes = {run: differences(values, reference) for run, values in others}
-
-    def draw(axes: "Axes") -> None:
-        for run, values in changes.items():
-            axes.plot(range(len(values)), numbers(values), **look(run))
-        axes.axhline(0, color=INK, linewidth=0.8)
-        _layer_axis(axes, f"Δ {label}", len(reference))
-
-    told = "; ".join(f"{run.name} {values[0]:+.3g} to {values[-1]:+.3g}" for run, values in changes.items())
-    return Panel(f"{name}: difference to {short(first.name, 20)}", f"Lines over layers: {told}", draw)
-
-
-def differences(values: Sequence[float], reference: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(values, reference, strict=True)]
-
-
-def _layer_axis(axes: "Axes", label: str, layers: int) -> None:
-    axes.set_xlabel("layer")
-    axes.set_ylabel(label)
-    axes.set_xlim(-0.3, layers - 0.7)
-    axes.locator_params(axis="x", integer=True)
-    legend(axes)
+    ends = (f"{run} {values[0]:{sign}.3g} to {values[-1]:{sign}.3g}" for run, values in lines.items())
+    return Panel(title, f"Lines over layers{measured}: {'; '.join(ends)}", draw)
 
 
 def _compare_curves(runs: Runs) -> list[Comparison]:
     rows = []
     measures = {"distance": "farther apart", "relative": "farther apart for their norm"}
     for name, (measure, words) in product(shared(map(_categories, runs)), measures.items()):
-        found = curves(runs, name, measure)
-        if len({len(values) for values in found.values()}) != 1:
-            continue
-        (_, reference), *others = found.items()
-        ours = []
-        for _, values in others:
-            wider = sum(change > 0 for change in differences(values, reference))
-            ours.append(f"{wider} of {len(reference)}")
-        rows.append(
-            Comparison(
-                f"{name}: layers that keep pairs {words} than in the first run",
-                "numbers: all; others: from the middle on" if measure == "distance" else "not stated",
-                "section 3.3.3, Figure 6",
-                ["the first run", *ours],
+        if changes := _changes(curves(runs, name, measure)):
+            wider = [f"{sum(c > 0 for c in line)} of {len(line)}" for line in changes.values()]
+            rows.append(
+                Comparison(
+                    f"{name}: layers that keep pairs {words} than in the first run",
+                    "numbers: all; others: from the middle on" if measure == "distance" else "not stated",
+                    "section 3.3.3, Figure 6",
+                    ["the first run", *wider],
+                )
             )
-        )
     return rows
 
 
@@ -243,7 +218,7 @@ SEPARATION = Figure(
     says="Means over the pairs that all runs' tokenizers have. A larger raw distance may only mean larger "
     "states: the panels divided by the mean norm tell the two apart.",
     needs=("collapse",),
-    check=_has_pairs,
+    check=_check_pairs,
     at_least=2,
     panels=_curve_panels,
     compare=_compare_curves,

@@ -1,53 +1,55 @@
 """What smaller tables cost: fewer bits, and lower ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from tide_lm.report import paper
-from tide_lm.report.drawing import INK, MARKERS, PALETTE, decile_axis, legend, log_scale, numbers
-from tide_lm.report.figure import Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.drawing import MARKERS, PALETTE, decile_axis, legend, log_scale, numbers, plot, zero_line
+from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, Table
 from tide_lm.report.formatting import NOT_MEASURED, difference, percent, short
 from tide_lm.report.results import MissingError, Run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Result = Mapping[str, Any]  # results/compression.json
-Form = Mapping[str, Any]  # as it has them
+Form = Mapping[str, Any]  # of its `forms`
+Wanted = Callable[[Form], bool]
 
 
-def _of(run: Run) -> Result:
-    return run.result("compression")
-
-
-def _of_bits(form: Form) -> bool:
+def _has_full_rank(form: Form) -> bool:
     return form["rank"] == 1
 
 
-def _as_in_the_paper(form: Form) -> bool:
-    return form["rank"] < 1 and form["bits"] == 16 and form["blocks"] == "even" and not form["weighted"]
+def _has_lower_rank(form: Form) -> bool:
+    return form["rank"] < 1
 
 
-def _of_half(form: Form) -> bool:
+def _halves_rank(form: Form) -> bool:
     return form["rank"] == 0.5 and form["bits"] == 16 and (form["blocks"] == "joint" or not form["weighted"])
 
 
-_FAMILIES: dict[str, Callable[[Form], bool]] = {
-    "fewer bits": _of_bits,
-    "rank of each block, as in the paper": _as_in_the_paper,
-    "rank of all blocks together": lambda form: (
-        form["rank"] < 1 and form["bits"] == 16 and form["blocks"] == "joint" and not form["weighted"]
-    ),
-    "rank, uneven or weighted": lambda form: (
-        form["rank"] < 1 and form["bits"] == 16 and (form["blocks"] == "uneven" or form["weighted"] > 0)
-    ),
-    "rank and bits": lambda form: form["rank"] < 1 and form["bits"] < 16,
+def _family(form: Form) -> str:
+    if form["rank"] == 1:
+        return "fewer bits"
+    if form["bits"] < 16:
+        return "rank and bits"
+    if form["blocks"] == "uneven" or form["weighted"]:
+        return "rank, uneven or weighted"
+    return (
+        "rank of all blocks together" if form["blocks"] == "joint" else "rank of each block, as in the paper"
+    )
+
+
+_FAMILIES = {  # with the strokes between their points
+    "fewer bits": "-",
+    "rank of each block, as in the paper": "-",
+    "rank of all blocks together": "-",
+    "rank, uneven or weighted": "none",
+    "rank and bits": "none",
 }
 
 
-def _chosen(run: Run, wanted: Callable[[Form], bool]) -> list[Form]:
-    return [form for form in _of(run)["forms"] if wanted(form)]
+def _chosen(run: Run, wanted: Wanted) -> list[Form]:
+    return [form for form in run.result("compression")["forms"] if wanted(form)]
 
 
 def changes(result: Result, form: Form) -> dict[str, float | None]:
@@ -65,142 +67,133 @@ def worst_change(result: Result, form: Form) -> float | None:
     return max(value for value in found if value is not None) if None not in found else None
 
 
+def _worst_of_each(run: Run, forms: Sequence[Form]) -> str:
+    result = run.result("compression")
+    return ", ".join(f"{form['form']} {percent(worst_change(result, form), 2)}" for form in forms)
+
+
 def rare_change(result: Result, form: Form) -> float | None:
-    """Nats that rare tokens lose in all texts together; None where frequencies were not known."""
-    return _more(result, form, lambda text: (text["rare"]["loss"], text["rare"]["tokens"]))
+    """Return the nats that rare tokens lose in all texts together; None where frequencies were not known."""
+    return _lost(result, form, lambda text: (text["rare"]["loss"], text["rare"]["tokens"]))
 
 
 def by_decile(result: Result, form: Form) -> list[float | None]:
-    return [
-        _more(
-            result,
-            form,
-            lambda text: (text["loss_by_decile"][decile], text["tokens_by_decile"][decile]),  # noqa: B023
-        )
-        for decile in range(10)
-    ]
+    def part(text: Form, decile: int) -> tuple[float | None, int]:
+        return text["loss_by_decile"][decile], text["tokens_by_decile"][decile]
+
+    return [_lost(result, form, partial(part, decile=decile)) for decile in range(10)]
 
 
-def _more(result: Result, form: Form, part: Callable[[Form], tuple[float | None, int]]) -> float | None:
+def _lost(result: Result, form: Form, part: Callable[[Form], tuple[float | None, int]]) -> float | None:
     texts = form["texts"]
     if any("rare" not in text for text in texts.values()):
         return None
-    whole = result["as_trained"]
-    found = [(*part(texts[name]), part(whole[name])[0]) for name in texts]
+    found = [(*part(texts[name]), part(result["as_trained"][name])[0]) for name in texts]
     lost = [(after - before) * tokens for after, tokens, before in found if after is not None and before]
     tokens = sum(tokens for _, tokens, _ in found)
     return sum(lost) / tokens if tokens else None
 
 
-def _more_or_less(axes: "Axes", linear: float) -> None:
-    """A log scale through zero, with no more room below it than is needed."""
-    axes.axhline(0, color=INK, linewidth=0.8)
+def _change_axis(axes: Axes, linear: float, what: str) -> None:
+    """Make the vertical scale logarithmic through zero, with no more room below it than is needed."""
+    zero_line(axes)
     low = min(axes.get_ylim()[0], -linear / 2) if axes.dataLim.y0 < 0 else -linear / 4
     log_scale(axes, linthresh=linear)
     axes.set_ylim(bottom=low)
+    axes.set_ylabel(what)
+    legend(axes)
 
 
-def _by_bits(run: Run) -> Panel:
-    forms = _chosen(run, _of_bits)
-    names = [str(form["bits"]) for form in forms]
-    found = [changes(_of(run), form) for form in forms]
+def _percents(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else 100 * value for value in values]
 
-    def draw(axes: "Axes") -> None:
-        for text, colour, marker in zip(found[0], cycle(PALETTE), cycle(MARKERS), strict=False):
-            more = [100 * value for value in numbers([change.get(text) for change in found])]
-            axes.plot(names, more, color=colour, marker=marker, label=short(text))
-        _more_or_less(axes, 0.01)
+
+def _bits_panel(run: Run) -> Panel:
+    forms = _chosen(run, _has_full_rank)
+    found = [changes(run.result("compression"), form) for form in forms]
+
+    def draw(axes: Axes) -> None:
+        lines = {short(text): _percents([change.get(text) for change in found]) for text in found[0]}
+        plot(axes, lines, places=[str(form["bits"]) for form in forms])
         axes.set_xlabel("bits of a number")
-        axes.set_ylabel("change of perplexity, %")
-        legend(axes)
+        _change_axis(axes, 0.01, "change of perplexity, %")
 
-    told = ", ".join(f"{form['form']} {percent(worst_change(_of(run), form), 2)}" for form in forms)
-    alt = f"Lines of perplexity over bits, one for each text of {run.name}; of the worst text {told}"
+    worst = _worst_of_each(run, forms)
+    alt = f"Lines of perplexity over bits, one for each text of {run}; of the worst text {worst}"
     return Panel(f"Perplexity in fewer bits: {short(run.name)}", alt, draw, height=4.2)
 
 
-def _curves(run: Run) -> Panel:
-    families = {name: _chosen(run, wanted) for name, wanted in _FAMILIES.items()}
+def _ranks_panel(run: Run) -> Panel:
+    result = run.result("compression")
+    families = {name: _chosen(run, lambda form: _family(form) == name) for name in _FAMILIES}  # noqa: B023
 
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         for (name, forms), colour, marker in zip(families.items(), PALETTE, MARKERS, strict=False):
             forms = sorted(forms, key=lambda form: form["relative_bytes"])
-            found = [worst_change(_of(run), form) for form in forms]
             axes.plot(
                 [100 * form["relative_bytes"] for form in forms],
-                [100 * value for value in numbers(found)],
+                numbers(_percents([worst_change(result, form) for form in forms])),
                 color=colour,
                 marker=marker,
-                linestyle="none" if "weighted" in name or "and" in name else "-",
+                linestyle=_FAMILIES[name],
                 label=name,
             )
-        _more_or_less(axes, 0.1)
         axes.set_xlabel("bytes, % of the tables in 16 bits")
-        axes.set_ylabel("change of perplexity, worst text, %")
-        legend(axes)
+        _change_axis(axes, 0.1, "change of perplexity, worst text, %")
 
-    told = [
-        f"{form['form']} {percent(worst_change(_of(run), form), 2)}"
-        for forms in families.values()
-        for form in forms
-    ]
-    alt = f"Lines of bytes against the perplexity of the worst text of {run.name}: {', '.join(told)}"
+    worst = _worst_of_each(run, [form for forms in families.values() for form in forms])
+    alt = f"Lines of bytes against the perplexity of the worst text of {run}: {worst}"
     return Panel(f"Bytes against perplexity: {short(run.name)}", alt, draw, height=4.2)
 
 
-def _deciles(run: Run, title: str, forms: Sequence[Form]) -> list[Panel]:
-    lines = {form["form"]: by_decile(_of(run), form) for form in forms}
+def _deciles_panel(run: Run, title: str, wanted: Wanted) -> list[Panel]:
+    result = run.result("compression")
+    lines = {form["form"]: by_decile(result, form) for form in _chosen(run, wanted)}
 
-    def draw(axes: "Axes") -> None:
-        for (name, values), colour, marker in zip(
-            lines.items(), cycle(PALETTE), cycle(MARKERS), strict=False
-        ):
-            axes.plot(range(10), numbers(values), color=colour, marker=marker, label=name)
-        axes.axhline(0, color=INK, linewidth=0.8)
+    def draw(axes: Axes) -> None:
+        plot(axes, lines)
+        zero_line(axes)
         decile_axis(axes, "more loss, nats")
-        legend(axes)
 
     if not any(value is not None for values in lines.values() for value in values):
         return []
-    told = "; ".join(f"{name} {difference(values[0])} on the rarest" for name, values in lines.items())
-    return [Panel(f"{title}: {short(run.name)}", f"Lines over ten deciles: {told}", draw, height=4.6)]
+    lost = "; ".join(f"{name} {difference(values[0])} on the rarest" for name, values in lines.items())
+    return [Panel(f"{title}: {short(run.name)}", f"Lines over ten deciles: {lost}", draw, height=4.6)]
 
 
-def _has(wanted: Callable[[Form], bool]) -> Callable[[Run], None]:
-    def check(run: Run) -> None:
-        if not _chosen(run, wanted):
-            raise MissingError(f"{run.path} has none of the forms that it shows: {run.cure('compression')}")
-
-    return check
+def _check_forms(run: Run, wanted: Wanted) -> None:
+    run.result("compression")
+    if not _chosen(run, wanted):
+        raise MissingError(f"{run.path} has none of the forms that it shows: {run.cure('compression')}")
 
 
-def _table(runs: Runs, wanted: Callable[[Form], bool]) -> list[Table]:
+def _tables(runs: Runs, wanted: Wanted) -> list[Table]:
     found = []
     for run in runs:
-        texts = list(_of(run)["as_trained"])
+        result = run.result("compression")
         rows = [
             (
                 form["form"],
                 f"{form['relative_bytes']:.1%}".replace("%", " %"),
-                *(percent(changes(_of(run), form).get(text), 3) for text in texts),
-                difference(rare_change(_of(run), form)),
+                *(percent(change, 3) for change in changes(result, form).values()),
+                difference(rare_change(result, form)),
             )
             for form in _chosen(run, wanted)
         ]
-        caption = f"{run.name}: bytes of a store over those of the tables in 16 bits, the change of "
-        caption += "perplexity, and the nats that rare tokens lose."
-        found.append(Table(caption, ["form", "bytes", *texts, "rare tokens"], rows))
+        caption = f"{run}: bytes of a store over those of the tables in 16 bits, the change of perplexity, "
+        columns = ["form", "bytes", *result["as_trained"], "rare tokens"]
+        found.append(Table(f"{caption}and the nats that rare tokens lose.", columns, rows))
     return found
 
 
 def _compare(runs: Runs, stated: Mapping[str, tuple[str, str]], place: str) -> list[Comparison]:
-    def told(run: Run, name: str) -> str:
-        found = [form for form in _of(run)["forms"] if form["form"] == name]
-        more = changes(_of(run), found[0]) if found else {}
+    def ours(run: Run, name: str) -> str:
+        found = _chosen(run, lambda form: form["form"] == name)
+        more = changes(run.result("compression"), found[0]) if found else {}
         return ", ".join(f"{text} {percent(change, 2)}" for text, change in more.items()) or NOT_MEASURED
 
     return [
-        Comparison(what, theirs, place, [told(run, name) for run in runs])
+        Comparison(what, theirs, place, [ours(run, name) for run in runs])
         for name, (what, theirs) in stated.items()
     ]
 
@@ -213,14 +206,14 @@ BITS = Figure(
     says="Norm and gain are folded into the rows, which are then rounded, each on its own; a group of 32 "
     "numbers has a scale. Router and transformer stay as they are.",
     needs=("compression",),
-    check=_has(_of_bits),
+    check=partial(_check_forms, wanted=_has_full_rank),
     panels=lambda runs: [
         panel
         for run in runs
-        for panel in (_by_bits(run), *_deciles(run, "Fewer bits", _chosen(run, _of_bits)))
+        for panel in (_bits_panel(run), *_deciles_panel(run, "Fewer bits", _has_full_rank))
     ],
-    tables=lambda runs: _table(runs, _of_bits),
-    compare=lambda runs: _compare(runs, paper.BITS, "appendix J, Table 5"),
+    tables=partial(_tables, wanted=_has_full_rank),
+    compare=partial(_compare, stated=paper.BITS, place="appendix J, Table 5"),
 )
 RANKS = Figure(
     of_memory=True,
@@ -230,12 +223,12 @@ RANKS = Figure(
     says="It is the folded rows that are approximated, after norm and gain; the paper may mean the tables "
     "before them. A weight is a power of how often a token occurs.",
     needs=("compression",),
-    check=_has(lambda form: not _of_bits(form)),
+    check=partial(_check_forms, wanted=_has_lower_rank),
     panels=lambda runs: [
         panel
         for run in runs
-        for panel in (_curves(run), *_deciles(run, "Half the rank", _chosen(run, _of_half)))
+        for panel in (_ranks_panel(run), *_deciles_panel(run, "Half the rank", _halves_rank))
     ],
-    tables=lambda runs: _table(runs, lambda form: not _of_bits(form)),
-    compare=lambda runs: _compare(runs, paper.RANKS, "appendix J, Figure 12"),
+    tables=partial(_tables, wanted=_has_lower_rank),
+    compare=partial(_compare, stated=paper.RANKS, place="appendix J, Figure 12"),
 )

@@ -1,0 +1,141 @@
+"""Loss and perplexity over training."""
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from tide_lm.report import paper
+from tide_lm.report.drawing import log_scale, look, numbers, token_axis
+from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, beside
+from tide_lm.report.formatting import NOT_MEASURED, ends_of_lines, number, short
+from tide_lm.report.results import MissingError, Run, same_text, shared
+
+CURVE_POINTS = 400  # of a training curve: the means of as many equal parts
+
+
+def stated_perplexity(text: str) -> str | None:
+    """Return the paper's number, if a text has the name of one of its texts."""
+    names = {_plain(name): f"{value:.3f} (TIDE-8E-1B, 16 bits)" for name, value in paper.PERPLEXITIES.items()}
+    return next((stated for name, stated in names.items() if _plain(text).startswith(name)), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def perplexities(values: Sequence[float | None], texts: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Return one text's perplexity in each run, and what it was measured on where runs differ in that."""
+    alike = same_text([text for text in texts if text is not None])
+
+    def shown(value: float | None, text: Mapping[str, Any] | None) -> str:
+        if text is None:
+            return NOT_MEASURED
+        span = f" (of {text['bytes']:,} bytes, window {text['window']:,}, stride {text['stride']:,})"
+        return _perplexity(value) + ("" if alike else span)
+
+    return [shown(*pair) for pair in zip(values, texts, strict=True)]
+
+
+def _perplexity(value: float | None) -> str:
+    return "too large" if value is None else number(value)
+
+
+def _checkpoint_panels(runs: Runs) -> list[Panel]:
+    found = {run: run.result("checkpoints") for run in runs}
+    return [
+        _text_panel(text, {run: result["points"] for run, result in found.items()})
+        for text in shared(result["texts"] for result in found.values())
+        if same_text([result["texts"][text] for result in found.values()])
+    ]
+
+
+def _text_panel(text: str, points: dict[Run, list[dict[str, Any]]]) -> Panel:
+    curves = {run: [point["perplexity"][text] for point in found] for run, found in points.items()}
+    values = [value for curve in curves.values() for value in curve if value is not None]
+
+    def draw(axes: Axes) -> None:
+        for run, found in points.items():
+            axes.plot([point["tokens"] for point in found], numbers(curves[run]), **look(run))
+        if values and max(values) > 10 * min(values):
+            log_scale(axes)
+        token_axis(axes, "perplexity by token")
+
+    alt = f"Lines: {ends_of_lines(curves, _perplexity)}"
+    return Panel(f"Perplexity over training: {short(text)}", alt, draw)
+
+
+def _check_points(run: Run) -> None:
+    if not run.result("checkpoints")["points"]:
+        raise MissingError(f"results/checkpoints.json of {run.path} is empty: {run.cure('checkpoints')}")
+
+
+def _compare_checkpoints(runs: Runs) -> list[Comparison]:
+    found = [run.result("checkpoints") for run in runs]
+    return [
+        Comparison(
+            f"perplexity on {text} at the last checkpoint",
+            stated_perplexity(text) or "not stated",
+            "Table 5" if stated_perplexity(text) else "",
+            perplexities(
+                [result["points"][-1]["perplexity"].get(text) for result in found],
+                [result["texts"].get(text) for result in found],
+            ),
+        )
+        for text in dict.fromkeys(text for result in found for text in result["texts"])
+    ]
+
+
+PERPLEXITY = Figure(
+    name="perplexity",
+    place="Figure 8",
+    title="Perplexity over training",
+    says="Perplexity depends on the tokenizer and on the windows a text is cut into: compare runs that share "
+    "both. The paper does not say how it cut its texts.",
+    needs=("checkpoints",),
+    check=_check_points,
+    panels=_checkpoint_panels,
+    compare=_compare_checkpoints,
+)
+
+
+def training_curve(run: Run) -> tuple[list[float], list[float]]:
+    """Return tokens and training loss, averaged over equal parts of a long run."""
+    found = [(line["tokens"], line["loss"]) for line in run.metrics if line.get("loss") is not None]
+    size = -(-len(found) // CURVE_POINTS) or 1
+    parts = [found[start : start + size] for start in range(0, len(found), size)]
+    return [part[-1][0] for part in parts], [fmean(loss for _, loss in part) for part in parts]
+
+
+def _training_panels(runs: Runs) -> list[Panel]:
+    curves = {run: training_curve(run) for run in runs}
+
+    def draw(axes: Axes) -> None:
+        for run, (tokens, losses) in curves.items():
+            marker = look(run)["marker"] if len(tokens) < 30 else None
+            axes.plot(tokens, losses, **(look(run) | {"marker": marker}), linewidth=1.4)
+        token_axis(axes, "loss, nats")
+
+    last = "; ".join(f"{run} ends at {losses[-1]:.3f}" for run, (_, losses) in curves.items())
+    return [Panel("Training loss", f"Lines over training tokens: {last}", draw)]
+
+
+def _check_metrics(run: Run) -> None:
+    run.refuse_damage("metrics")
+    if not any(line.get("loss") is not None for line in run.metrics):
+        raise MissingError(f"{run.path} has no metrics.jsonl with a loss: {run.cure('validation')}")
+
+
+def _last_loss(run: Run) -> str:
+    return number(training_curve(run)[1][-1])
+
+
+TRAINING_LOSS = Figure(
+    name="training-loss",
+    place="Figure 14",
+    title="Training loss",
+    says="The loss of single batches as they were logged; in a long run, means of many.",
+    check=_check_metrics,
+    panels=_training_panels,
+    compare=beside(("last training loss, nats", "drawn; no number", "Figure 14", _last_loss)),
+)
