@@ -3,16 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from studies.results import Kept, Spread, Study
 from tide_lm.report.drawing import INK, MARKERS, PALETTE, legend, token_axis
-from tide_lm.report.figure import Panel
+from tide_lm.report.figure import Axes, Panel
 from tide_lm.report.formatting import count
 from tide_lm.report.results import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def model_of(run: Kept) -> str:
@@ -42,7 +39,7 @@ def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
         if of_seeds and record["model"] != "base":
             found[name_of(runs[0])] = list(of_seeds.values())
 
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         places = range(len(found), 0, -1)
         spreads = [Spread.of(values) for values in found.values()]
         errors = [spread.deviation or float("nan") for spread in spreads]
@@ -60,7 +57,7 @@ def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
 def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
     """A line for each kind, and a band one deviation wide."""
 
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         for number, runs in enumerate(kinds):
             curves = [run.curve for run in runs]
             tokens = [at for at, _ in curves[0]]
@@ -71,9 +68,7 @@ def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
             axes.fill_between(tokens, low, high, color=colour, alpha=0.25, linewidth=0)
         last = [run.curve[-1][1] for runs in kinds for run in runs]
         axes.set_ylim(min(last) - 0.1, min(max(last) + 1.2, axes.get_ylim()[1]))
-        axes.set_ylabel("validation loss, nats")
-        token_axis(axes)
-        legend(axes)
+        token_axis(axes, "validation loss, nats")
 
     ends = ", ".join(f"{name_of(runs[0])} {mean(run.curve[-1][1] for run in runs):.3f}" for runs in kinds)
     return Panel("Loss against tokens", f"Losses at the end: {ends}.", draw)
@@ -86,7 +81,7 @@ def cache_hits(cache: Mapping[str, Any]) -> Panel:
         text: [100 * point["texts"][text]["decode"]["hit_rate"] for point in curve] for text in cache["texts"]
     }
 
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter
 
         sizes = [point["cache_bytes"] / 2**20 for point in curve]

@@ -4,16 +4,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from studies.markdown import table
 from studies.results import Spread
 from studies.upcycling import Way
-from tide_lm.report.drawing import DECILES, INK, MARKERS, PALETTE, legend, write_panels
-from tide_lm.report.figure import Panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from tide_lm.report.drawing import DECILES, MARKERS, PALETTE, decile_axis, write_panels, zero_line
+from tide_lm.report.figure import Axes, Panel
 
 SHOWN = ("TIDE", "TIDE, Llama frozen")  # by decile, beside the Llama
 
@@ -111,7 +108,7 @@ def by_decile(runs: Sequence[Run]) -> Panel:
         for name in SHOWN
     }
 
-    def draw(axes: "Axes") -> None:
+    def draw(axes: Axes) -> None:
         places = range(10)
         for number, (name, spreads) in enumerate(found.items()):
             errors = [spread.deviation or 0 for spread in spreads]
@@ -119,11 +116,8 @@ def by_decile(runs: Sequence[Run]) -> Panel:
             axes.errorbar(
                 places, means, errors, color=PALETTE[number], marker=MARKERS[number], label=name, capsize=3
             )
-        axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_xticks(places)
-        axes.set_xlabel(DECILES)
-        axes.set_ylabel("nats less than the Llama")
-        legend(axes)
+        zero_line(axes)
+        decile_axis(axes, "nats less than the Llama")
 
     said = "; ".join(f"{name} {line[0].mean:.3f} to {line[-1].mean:.3f}" for name, line in found.items())
     return Panel(

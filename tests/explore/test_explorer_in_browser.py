@@ -17,7 +17,7 @@ import pytest
 
 from tide_lm.analysis.tables import distances
 from tide_lm.explore import pairs
-from tide_lm.explore.reading import LIMIT, Reader
+from tide_lm.explore.reader import LIMIT, Reader
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.model.opened import open_model
 
@@ -43,7 +43,7 @@ def run(trained, tmp_path_factory):
 SLOWLY = """
 import time
 from tide_lm.cli import main
-from tide_lm.explore.reading import Reader
+from tide_lm.explore.reader import Reader
 from tide_lm.explore.vocabulary import Vocabulary
 for reader, name in (Reader, "detail"), (Reader, "_read_on"), (Vocabulary, "entry"):
     def slow(*given, function=getattr(reader, name)):
@@ -143,11 +143,11 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     page.kept("text")
     buttons = page.locator(".tokens button")
     assert "".join(buttons.all_inner_texts()) == f"<bos>{TEXT}"
-    assert f"loss {found.losses[3]:.3f}, compared {found.compared[3]:.3f}" in buttons.nth(3).get_attribute(
-        "title"
-    )
+    assert f"loss {found.losses[3]:.3f}, other model {found.base_losses[3]:.3f}" in buttons.nth(
+        3
+    ).get_attribute("title")
     told = page.get_by_text("Mean loss of").inner_text()
-    assert f"{found.loss:.4f} nats; of base: {found.compared_loss:.4f}." in told
+    assert f"{found.loss:.4f} nats; of base: {found.base_loss:.4f}." in told
     for layer in 0, 1:
         detail = reader.detail(TEXT, 5, layer)
         if layer:
@@ -213,7 +213,7 @@ def test_a_pair_is_compared(visit, run, base_run):
     page.get_by_role("tab", name="Pairs").click()
     page.get_by_label("One token").fill("layer")
     page.get_by_label("Another").fill("token")
-    page.get_by_label("What stands before it").fill("every")
+    page.get_by_label("Text before it").fill("every")
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("img", name="After the last layer").wait_for()
     opened_models = open_model(str(run)), open_model(str(base_run))

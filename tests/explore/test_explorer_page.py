@@ -46,7 +46,7 @@ def test_every_question_has_its_controls_and_none_is_open_to_programs(asked):
     assert labels["choose"] == [state, "Without memory in layer"]
     assert labels["detail"] == [state, state, "Without memory in layer"]
     assert labels["search"] == ["Search tokens"]
-    assert labels["pair"] == ["One token", "Another", "What stands before it"]
+    assert labels["pair"] == ["One token", "Another", "Text before it"]
     assert {"look_up", "stop_reading", "stop_looking", "model"} <= labels.keys()
     assert {function.api_visibility for name, function in asked.items() if name != "leave"} == {"private"}
 

@@ -14,9 +14,9 @@ from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluate.perplexity import Windows, losses, read
-from tide_lm.explore import pairs, reading
+from tide_lm.explore import pairs, reader
 from tide_lm.explore.explorer import Explorer, Turn
-from tide_lm.explore.reading import Reader, shares
+from tide_lm.explore.reader import Reader, shares
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
 from tide_lm.model.opened import open_model
 from tide_lm.run.directory import write_result
@@ -41,7 +41,7 @@ def test_a_short_text_has_the_losses_of_both_models_and_the_routers_weights(open
     *_, found = Reader(opened, base).read(TEXT)
     assert "".join(found.texts) == f"<bos>{TEXT}"
     ids_BT = torch.tensor([found.ids])
-    for model, losses_T in ((opened.model, found.losses), (base.model, found.compared)):
+    for model, losses_T in ((opened.model, found.losses), (base.model, found.base_losses)):
         logits_TV = model(ids_BT).logits[0, :-1]
         expected = torch.nn.functional.cross_entropy(logits_TV, ids_BT[0, 1:], reduction="none")
         assert losses_T[0] is None
@@ -49,7 +49,7 @@ def test_a_short_text_has_the_losses_of_both_models_and_the_routers_weights(open
     assert found.loss == pytest.approx(float(torch.tensor(found.losses[1:]).mean()))
     weights = opened.model(ids_BT, output_router_weights=True).router_weights
     null_T = torch.stack([weights_BTS[0, :, -1] for weights_BTS in weights]).mean(0)
-    assert found.drawn == pytest.approx((1 - null_T).tolist(), abs=1e-6)
+    assert found.on_memory == pytest.approx((1 - null_T).tolist(), abs=1e-6)
     bins = opened.bins.bins_V
     assert found.deciles == [None if bins[id] == -1 else bins[id] for id in found.ids]
     assert {None} < set(found.deciles)
@@ -65,7 +65,7 @@ def test_a_long_text_grows_and_ends_with_the_loss_that_evaluate_finds(opened, tm
     assert [count for count, _ in steps] == sorted({count for count, _ in steps})
     assert done == len(found.ids)
     assert found.loss == pytest.approx(expected["loss"], abs=1e-5)
-    assert None not in found.losses[1:] + found.drawn
+    assert None not in found.losses[1:] + found.on_memory
 
 
 def test_reading_can_be_given_up_and_begun_again(opened):
@@ -86,7 +86,7 @@ def test_reading_can_be_given_up_and_begun_again(opened):
 
 
 def test_only_so_much_of_a_text_is_read_and_nothing_of_none(opened, monkeypatch):
-    monkeypatch.setattr(reading, "LIMIT", 50)
+    monkeypatch.setattr(reader, "LIMIT", 50)
     *_, found = Reader(opened).read(LONG)
     assert len(found.ids) == 51
     assert found.left_out == 84
@@ -148,7 +148,7 @@ def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened):
 def test_a_base_model_has_losses_and_predictions_alone(base):
     reader = Reader(base)
     *_, found = reader.read(TEXT)
-    assert set(found.drawn) == {None}
+    assert set(found.on_memory) == {None}
     detail = reader.detail(TEXT, 2, 0)
     assert (detail.weights, len(detail.predictions)) == ([], 1)
 

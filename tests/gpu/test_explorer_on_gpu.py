@@ -8,7 +8,7 @@ from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.explore import pairs
 from tide_lm.explore.explorer import Explorer, Turn
-from tide_lm.explore.reading import Reader
+from tide_lm.explore.reader import Reader
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.model.opened import open_model
 from tide_lm.spec.config import Place, Residence
@@ -35,7 +35,7 @@ def opened_models(request, trained, tmp_path):
 def test_a_text_a_token_and_a_pair(opened_models, tmp_path):
     (*_, ours), (*_, theirs) = (Reader(opened).read(TEXT) for opened in opened_models)
     assert ours.losses[1:] == pytest.approx(theirs.losses[1:], abs=1e-3)
-    assert ours.drawn == pytest.approx(theirs.drawn, abs=1e-3)
+    assert ours.on_memory == pytest.approx(theirs.on_memory, abs=1e-3)
     ours, theirs = (Reader(opened).detail(TEXT, 40, 1) for opened in opened_models)
     assert ours.added == pytest.approx(theirs.added, rel=1e-2)
     assert ours.state == pytest.approx(theirs.state, rel=1e-2)

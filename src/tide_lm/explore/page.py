@@ -5,11 +5,13 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.explore import marks
 from tide_lm.explore.explorer import LONGEST, LONGEST_WORD, SAMPLE, Explorer, Turn
+from tide_lm.explore.markup import escaped
 from tide_lm.run.optional import require
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ PAIR = "their", "there", "On the blackboard the teacher wrote"
 
 
 class Turns:
-    """What each visitor asked last."""
+    """The last question of each visitor."""
 
     def __init__(self) -> None:
         self._last: dict[str | None, Turn] = {}
@@ -41,139 +43,178 @@ class Turns:
         self._last.pop(visitor.session_hash, Turn()).replaced = True
 
 
+@dataclass(frozen=True)
+class Controls:
+    """What the tabs of one page share: its models, and the last questions of each visitor."""
+
+    explorer: Explorer
+    texts: Turns = field(default_factory=Turns)
+    picks: Turns = field(default_factory=Turns)
+    looks: Turns = field(default_factory=Turns)
+
+    def show(self, **options: Any) -> Any:
+        import gradio as gr
+
+        return gr.HTML(elem_classes=["tide"], **options)
+
+    def buttons(self) -> Any:
+        """Return a place for tokens, whose buttons can be chosen with a mouse or with arrow keys."""
+        return self.show(js_on_load=(files(__package__) / "page.js").read_text(encoding="utf-8"))
+
+    def on(self, event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> None:
+        """Answer an event: call a function with what is given, and show what it returns."""
+        event(_told(answer), given, shown, **_PRIVATE | options)
+
+
+def _told(function: Callable) -> Callable:
+    """Return a function that shows on the page what is wrong with a question."""
+    import gradio as gr
+
+    @contextmanager
+    def shown() -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            raise gr.Error(escaped(error), print_exception=False) from None
+
+    @functools.wraps(function)
+    def answer(*given: Any) -> Any:
+        with shown():
+            return function(*given)
+
+    @functools.wraps(function)
+    def answers(*given: Any) -> Iterator[Any]:
+        with shown():
+            yield from function(*given)
+
+    return answers if inspect.isgeneratorfunction(function) else answer
+
+
+_PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+_AT_ONCE = {"trigger_mode": "multiple"}  # even if the visitor's last question is being answered
+
+
 def build(explorer: Explorer) -> "Blocks":
+    """Return the page, which nothing is sent from or kept elsewhere."""
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
-        del os.environ[name]  # whatever it opens or keeps elsewhere
+        del os.environ[name]
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     require("gradio", "the explorer", "explore")
     import gradio as gr
 
-    def told(function: Callable) -> Callable:
-        """Show on the page what is wrong."""
-
-        @functools.wraps(function)
-        def answer(*given: Any) -> Any:
-            try:
-                return function(*given)
-            except (ValueError, OSError) as error:
-                raise gr.Error(marks.escaped(str(error)), print_exception=False) from None
-
-        @functools.wraps(function)
-        def answers(*given: Any) -> Iterator[Any]:
-            try:
-                yield from function(*given)
-            except (ValueError, OSError) as error:
-                raise gr.Error(marks.escaped(str(error)), print_exception=False) from None
-
-        return answers if inspect.isgeneratorfunction(function) else answer
-
-    def show(**options: Any) -> Any:
-        return gr.HTML(elem_classes=["tide"], **options)
-
-    script = (files(__package__) / "page.js").read_text(encoding="utf-8")
-    private: dict[str, Any] = {"api_visibility": "private"}
-    at_once = private | {"trigger_mode": "multiple"}  # even if the visitor's last question is being answered
+    controls = Controls(explorer)
     with gr.Blocks(title=f"TIDE: {explorer.opened.name}", fill_width=True, analytics_enabled=False) as page:
-        show(value=explorer.about)
+        controls.show(value=explorer.about)
         with gr.Tab("Text"):
-            text = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=LONGEST)
-            colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
-            with gr.Row():
-                go, stop = gr.Button("Read", variant="primary"), gr.Button("Stop")
-            summary, shown = show(), show(js_on_load=script)
-            layer = gr.Dropdown(
-                list(explorer.layers),
-                value=0,
-                label="Without memory in layer",
-                info="For the last of the tables below, once a token is chosen.",
-                visible=explorer.opened.has_memory,
-            )
-            about = show()
-            read_text, chosen = gr.State(None), gr.State(None)
-            texts, picks = Turns(), Turns()
-
-            def read(text: str, colour: str, visitor: gr.Request) -> Iterator[tuple]:
-                of_the_last_text: tuple = (None, "")  # goes when the first of this one is there
-                for state in explorer.read(text, texts.begin(visitor, Turn(colour=colour))):
-                    yield *state, *of_the_last_text
-                    of_the_last_text = gr.skip(), gr.skip()
-
-            def stop_reading(visitor: gr.Request) -> None:
-                texts.stop(visitor)
-
-            for begin in go.click, text.submit, page.load:
-                begin(told(read), [text, colour], [read_text, summary, shown, chosen, about], **at_once)
-            stop.click(stop_reading, None, None, queue=False, **private)
-
-            def shade(
-                text: str | None, colour: str, chosen: int | None, visitor: gr.Request
-            ) -> tuple[str, str]:
-                texts.last(visitor).colour = colour
-                return explorer.shade(text, colour, chosen)
-
-            colour.change(told(shade), [read_text, colour, chosen], [summary, shown], **private)
-
-            def choose(text: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> Any:
-                turn, reading = picks.begin(visitor, Turn()), texts.last(visitor)
-                if reading.text == text:
-                    reading.chosen = event.place
-                told_of_it = explorer.detail(text, event.place, layer)
-                is_late = turn.replaced or texts.last(visitor).text not in (None, text)
-                return (gr.skip(), gr.skip()) if is_late else (event.place, told_of_it)
-
-            shown.select(told(choose), [read_text, layer], [chosen, about], **at_once)
-            layer.change(told(explorer.detail), [read_text, chosen, layer], about, **private)
+            _text_tab(controls, page)
         with gr.Tab("Tokens"):
-            words = gr.Textbox(
-                label="Search tokens",
-                info="what they hold, or #7, the one with this id",
-                max_length=LONGEST_WORD,
-            )
-            found = show(js_on_load=script)
-            with gr.Row():
-                halt = gr.Button("Stop", size="sm", scale=0, visible=explorer.opened.has_memory)
-            card, looks = show(), Turns()
-            words.change(told(explorer.search), words, found, trigger_mode="always_last", **private)
-
-            def look_up(visitor: gr.Request, event: gr.EventData) -> Iterator[str]:
-                yield from explorer.token(event.place, looks.begin(visitor, Turn()))
-
-            def stop_looking(visitor: gr.Request) -> None:
-                looks.stop(visitor)
-
-            found.select(told(look_up), None, card, **at_once)
-            halt.click(stop_looking, None, None, queue=False, **private)
+            _tokens_tab(controls)
         with gr.Tab("Pairs"):
-            with gr.Row():
-                hint = "a word, before which a space is set, or #7, the one with this id"
-                first = gr.Textbox(PAIR[0], label="One token", info=hint, max_length=LONGEST_WORD)
-                second = gr.Textbox(PAIR[1], label="Another", info=hint, max_length=LONGEST_WORD)
-            template = gr.Textbox(PAIR[2], label="What stands before it", max_length=LONGEST)
-            compare, apart = gr.Button("Compare", variant="primary"), show()
-            for begin in compare.click, first.submit, second.submit, template.submit:
-                begin(told(explorer.pair), [first, second, template], apart, **private)
+            _pairs_tab(controls)
         with gr.Tab("Model") as tab:
-            figures = show()
-            tab.select(told(explorer.model), None, figures, **private)
+            controls.on(tab.select, explorer.model, None, controls.show())
 
         def leave(visitor: gr.Request) -> None:
-            for turns in texts, picks, looks:
+            for turns in controls.texts, controls.picks, controls.looks:
                 turns.forget(visitor)
 
         page.unload(leave)
     return page
 
 
-def serve(page: "Blocks", host: str, port: int, names: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Until it is stopped, to whoever calls it by one of these names, or by any where none is given.
+def _text_tab(controls: Controls, page: "Blocks") -> None:
+    import gradio as gr
 
-    `tell` is told when it has begun.
+    explorer, texts, picks = controls.explorer, controls.texts, controls.picks
+    typed = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=LONGEST)
+    colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
+    with gr.Row():
+        go, stop = gr.Button("Read", variant="primary"), gr.Button("Stop")
+    summary, shown = controls.show(), controls.buttons()
+    layer = gr.Dropdown(
+        list(explorer.layers),
+        value=0,
+        label="Without memory in layer",
+        info="For the last of the tables below, once a token is chosen.",
+        visible=explorer.opened.has_memory,
+    )
+    about = controls.show()
+    read_text, chosen = gr.State(None), gr.State(None)
+
+    def read(typed: str, colour: str, visitor: gr.Request) -> Iterator[tuple]:
+        of_the_last_text: tuple = (None, "")  # goes when the first of this one is there
+        for state in explorer.read(typed, texts.begin(visitor, Turn(colour=colour))):
+            yield *state, *of_the_last_text
+            of_the_last_text = gr.skip(), gr.skip()
+
+    def stop_reading(visitor: gr.Request) -> None:
+        texts.stop(visitor)
+
+    def shade(typed: str | None, colour: str, chosen: int | None, visitor: gr.Request) -> tuple[str, str]:
+        texts.last(visitor).colour = colour
+        return explorer.shade(typed, colour, chosen)
+
+    def choose(typed: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> Any:
+        turn, last = picks.begin(visitor, Turn()), texts.last(visitor)
+        if last.text == typed:
+            last.chosen = event.place
+        detail = explorer.detail(typed, event.place, layer)
+        is_late = turn.replaced or texts.last(visitor).text not in (None, typed)
+        return (gr.skip(), gr.skip()) if is_late else (event.place, detail)
+
+    for begin in go.click, typed.submit, page.load:
+        controls.on(begin, read, [typed, colour], [read_text, summary, shown, chosen, about], **_AT_ONCE)
+    controls.on(stop.click, stop_reading, None, None, queue=False)
+    controls.on(colour.change, shade, [read_text, colour, chosen], [summary, shown])
+    controls.on(shown.select, choose, [read_text, layer], [chosen, about], **_AT_ONCE)
+    controls.on(layer.change, explorer.detail, [read_text, chosen, layer], about)
+
+
+def _tokens_tab(controls: Controls) -> None:
+    import gradio as gr
+
+    explorer, looks = controls.explorer, controls.looks
+    info = "part of a token, or #7 for the token with this id"
+    words = gr.Textbox(label="Search tokens", info=info, max_length=LONGEST_WORD)
+    found = controls.buttons()
+    with gr.Row():
+        stop = gr.Button("Stop", size="sm", scale=0, visible=explorer.opened.has_memory)
+    card = controls.show()
+
+    def look_up(visitor: gr.Request, event: gr.EventData) -> Iterator[str]:
+        yield from explorer.token(event.place, looks.begin(visitor, Turn()))
+
+    def stop_looking(visitor: gr.Request) -> None:
+        looks.stop(visitor)
+
+    controls.on(words.change, explorer.search, words, found, trigger_mode="always_last")
+    controls.on(found.select, look_up, None, card, **_AT_ONCE)
+    controls.on(stop.click, stop_looking, None, None, queue=False)
+
+
+def _pairs_tab(controls: Controls) -> None:
+    import gradio as gr
+
+    with gr.Row():
+        hint = "a word, which a space is put before, or #7 for the token with this id"
+        first = gr.Textbox(PAIR[0], label="One token", info=hint, max_length=LONGEST_WORD)
+        second = gr.Textbox(PAIR[1], label="Another", info=hint, max_length=LONGEST_WORD)
+    template = gr.Textbox(PAIR[2], label="Text before it", max_length=LONGEST)
+    compare, apart = gr.Button("Compare", variant="primary"), controls.show()
+    for begin in compare.click, first.submit, second.submit, template.submit:
+        controls.on(begin, controls.explorer.pair, [first, second, template], apart)
+
+
+def serve(page: "Blocks", host: str, port: int, names: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Serve the page until it is stopped, under these names or, if there are none, under any.
+
+    `tell` gets the address once the page is served.
     """
     import gradio as gr
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    # A page elsewhere may have its own name lead to this machine, and so pass for this one.
+    # Another page's name may lead to this machine, which makes a browser take it for this page.
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=names or ["*"], www_redirect=False)
     at = f"[{host}]" if ":" in host else host
     theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])

@@ -1,4 +1,4 @@
-"""A text as models read it: of every token the loss and what it draws from memory, and all about one token.
+"""The reading of a text: the loss of each token, its weight on memory, and all about one token.
 
 T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, D hidden, V vocabulary.
 """
@@ -29,10 +29,11 @@ _KEPT = 32  # texts
 
 
 @dataclass
-class Reading:
-    """What is known of a text so far: `done` tokens of all. Of the first, which begins it, there is no loss.
+class ReadText:
+    """The numbers of a text, token by token, as far as `done` tokens have been read.
 
-    `drawn` is the router's weight that is not on the null bank, the mean over layers.
+    The first token begins the text and has no loss. `on_memory` is the router's weight that is not on the
+    null bank, as a mean over layers.
     """
 
     ids: list[int]
@@ -40,8 +41,8 @@ class Reading:
     deciles: list[int | None]
     left_out: int
     losses: list[float | None]
-    drawn: list[float | None]
-    compared: list[float | None]
+    on_memory: list[float | None]
+    base_losses: list[float | None]
     done: int
     of_text: int  # tokens, without one that begins it
 
@@ -51,8 +52,8 @@ class Reading:
         return _mean(self.losses)
 
     @property
-    def compared_loss(self) -> float | None:
-        return _mean(self.compared)
+    def base_loss(self) -> float | None:
+        return _mean(self.base_losses)
 
 
 def _mean(losses: list[float | None]) -> float | None:
@@ -68,7 +69,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Detail:
-    """What memory does to one token, by layer, and what is predicted to follow it.
+    """The effect of memory on one token, by layer, and the tokens that are predicted to follow it.
 
     `added` is the norm of what memory adds to the state of a layer, `state` that of the state without it.
     """
@@ -80,9 +81,9 @@ class Detail:
 
 
 class Reader:
-    """Reads for several visitors, and remembers the texts that were asked for last, as far as they were read.
+    """A reader for several visitors, which keeps the last texts as far as they were read.
 
-    A model is used by one at a time: whoever uses it holds the lock.
+    A model serves one visitor at a time, who holds the lock.
     """
 
     def __init__(self, opened: OpenedModel, base: OpenedModel | None = None) -> None:
@@ -96,87 +97,87 @@ class Reader:
         self.opened, self.base = opened, base
         self.lock = threading.RLock()
         self._encode = tokenizers.plain_backend(opened.tokenizer)
-        self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._texts: OrderedDict[str, ReadText] = OrderedDict()
 
     @property
     def window(self) -> int:
-        """The tokens of a window: as in training where that is known, and no longer than a model bears."""
+        """Return the tokens of a window: as in training where that is known, within what a model allows."""
         configs = [opened.config.get_text_config() for opened in (self.opened, self.base) if opened]
         positions = [getattr(config, "max_position_embeddings", LONGEST_WINDOW) for config in configs]
         return min(self.opened.sequence or LONGEST_WINDOW, LONGEST_WINDOW, *positions)
 
-    def begin(self, text: str) -> Reading:
-        """A text's reading, as far as it has come."""
+    def begin(self, typed: str) -> ReadText:
+        """Return a text as far as it has been read."""
         with self.lock:
-            reading = self._readings.pop(text, None) or self._begin(text)
-            self._readings[text] = reading
-            while len(self._readings) > _KEPT:
-                self._readings.popitem(last=False)
-        return reading
+            text = self._texts.pop(typed, None) or self._begin(typed)
+            self._texts[typed] = text
+            while len(self._texts) > _KEPT:
+                self._texts.popitem(last=False)
+        return text
 
-    def read(self, text: str) -> Iterator[Reading]:
-        """The reading as it grows, by half a window."""
-        reading = self.begin(text)
-        yield reading
-        while reading.done < len(reading.ids):
+    def read(self, typed: str) -> Iterator[ReadText]:
+        """Yield a text as it is read, by half a window."""
+        text = self.begin(typed)
+        yield text
+        while text.done < len(text.ids):
             with self.lock, torch.no_grad():
-                if reading.done < len(reading.ids):  # another visitor may read the same
-                    self._read_on(reading)
-            yield reading
+                if text.done < len(text.ids):  # another visitor may read the same
+                    self._read_on(text)
+            yield text
 
-    def known(self, text: str) -> Reading:
-        """A text's reading as far as it has come; read again if it was forgotten for others."""
-        reading = self.begin(text)
-        if reading.done <= 1:
-            *_, reading = self.read(text)
-        return reading
+    def known(self, typed: str) -> ReadText:
+        """Return a text as far as it has been read; one that was dropped for others is read again."""
+        text = self.begin(typed)
+        if text.done <= 1:
+            *_, text = self.read(typed)
+        return text
 
-    def _begin(self, text: str) -> Reading:
+    def _begin(self, typed: str) -> ReadText:
         tokenizer = self.opened.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        found = self._encode.encode(text, add_special_tokens=False).ids
+        found = self._encode.encode(typed, add_special_tokens=False).ids
         ids = [*([] if start is None else [start]), *found[:LIMIT]]
         if ids:
             check_ids(torch.tensor(ids), self.opened.vocabulary)
         frequencies = self.opened.frequencies
-        return Reading(
+        return ReadText(
             ids=ids,
             texts=tokenizers.texts_in_order(tokenizer, ids),
             deciles=[None if frequencies is None else frequencies.decile(id) for id in ids],
             left_out=max(len(found) - LIMIT, 0),
             losses=[None] * len(ids),
-            drawn=[None] * len(ids),
-            compared=[None] * len(ids) if self.base else [],
+            on_memory=[None] * len(ids),
+            base_losses=[None] * len(ids) if self.base else [],
             done=min(len(ids), 1),
             of_text=len(ids) - (start is not None),
         )
 
     def _first_seen(self, place: int) -> int:
-        """Where the window begins in which a token is predicted: one starts every half."""
+        """Return where the window begins that predicts a token; a window starts at every half of the last."""
         stride = max(self.window // 2, 1)
         return max(-(-(place - self.window) // stride), 0) * stride
 
-    def _read_on(self, reading: Reading) -> None:
-        """The next window."""
-        start = self._first_seen(reading.done)
-        ids_T = torch.tensor(reading.ids[start : start + self.window + 1])
-        new, known = slice(reading.done, start + len(ids_T)), reading.done - start
+    def _read_on(self, text: ReadText) -> None:
+        """Read the next window."""
+        start = self._first_seen(text.done)
+        ids_T = torch.tensor(text.ids[start : start + self.window + 1])
+        new, known = slice(text.done, start + len(ids_T)), text.done - start
         if self.opened.has_memory:
-            losses, drawn = _losses_and_drawn(self.opened.tide, ids_T)
-            reading.drawn[new] = drawn[known:]
-            reading.drawn[0] = drawn[0] if start == 0 else reading.drawn[0]
+            losses, on_memory = _losses_and_memory(self.opened.tide, ids_T)
+            text.on_memory[new] = on_memory[known:]
+            text.on_memory[0] = on_memory[0] if start == 0 else text.on_memory[0]
         else:
             losses = _losses(self.opened.model, ids_T)
-        reading.losses[new] = _finite(losses, self.opened)[known - 1 :]
+        text.losses[new] = _finite(losses, self.opened)[known - 1 :]
         if self.base is not None:
-            compared = _finite(_losses(self.base.model, ids_T), self.base)
-            reading.compared[new] = compared[known - 1 :]
-        reading.done = start + len(ids_T)
+            base_losses = _finite(_losses(self.base.model, ids_T), self.base)
+            text.base_losses[new] = base_losses[known - 1 :]
+        text.done = start + len(ids_T)
 
-    def detail(self, text: str, place: int, layer: int) -> Detail:
-        """All about the token at a place, in the window that predicts the next; also without one layer."""
-        reading = self.begin(text)
-        ids_T = torch.tensor(reading.ids[self._first_seen(place + 1) : place + 1])
+    def detail(self, typed: str, place: int, layer: int) -> Detail:
+        """Return all about one token, in the window that predicts the next; also without one layer."""
+        text = self.begin(typed)
+        ids_T = torch.tensor(text.ids[self._first_seen(place + 1) : place + 1])
         with self.lock, torch.no_grad():
             if not self.opened.has_memory:
                 model = self.opened.model
@@ -245,7 +246,7 @@ def _losses(model: PreTrainedModel, ids_T: torch.Tensor) -> list[float]:
     return token_losses(model, ids_BT[:, :-1], ids_BT[:, 1:])[0].tolist()
 
 
-def _losses_and_drawn(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[list[float], list[float]]:
+def _losses_and_memory(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[list[float], list[float]]:
     """Return the losses of all tokens but the first, and the weights on memory of all."""
     ids_BT = ids_T[None].to(model.device)
     found = model.model(ids_BT, use_cache=False, output_router_weights=True)
