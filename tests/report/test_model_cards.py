@@ -58,5 +58,5 @@ def test_a_card_needs_the_runs_own_files(plant, tmp_path):
         write_cards([path])
     (path / "results" / "validation.json").write_text(json.dumps({"step": 20, "loss": 1.0, "tokens": 1}))
     (path / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match="no settings or metrics"):
+    with pytest.raises(ValueError, match="no settings, metrics or losses"):
         write_cards([path])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tide_lm.report.results import DamagedError, MissingError, alike, open_runs
+from tide_lm.report.results import MissingError, alike, open_runs
 
 
 def test_a_run_says_what_it_is(two_runs):
@@ -61,7 +61,7 @@ def test_a_broken_result_names_its_file(what, content, reason, plant, tmp_path):
     (path / "results" / f"{what}.json").write_text(content)
     (run,) = open_runs([path])
     assert list(run.damaged) == [what]
-    with pytest.raises(DamagedError) as raised:
+    with pytest.raises(MissingError) as raised:
         run.result(what)
     assert f"results/{what}.json is damaged" in str(raised.value)
     assert reason in str(raised.value)

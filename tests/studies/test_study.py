@@ -279,7 +279,8 @@ def test_sigterm_reaches_processes_side_by_side(tmp_path):
 )
 def test_errors_are_one_line(words, said, tmp_path):
     command = [sys.executable, "-m", "studies", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 1
     assert done.stderr.startswith(said)

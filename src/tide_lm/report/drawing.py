@@ -26,39 +26,12 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 GROUPS = {"rare": "#d55e00", "mid": "#009e73", "common": "#0072b2"}
 MARKERS = "os^Dvp"
 STROKES: tuple[Any, ...] = ("-", "--", ":", "-.")
-INK, GRID = "#1f2329", "#d5d9e0"
+INK, GRID = "#1f2329", "#d5d9e0"  # as in figures.mplstyle
 HEATMAP = "cividis"
 WIDTH = 4.6  # inches of a panel: a phone's screen, at the size of its letters
 Values = Sequence[float | None]
 Lines = Mapping[Any, Values]  # by run, or by label
 DECILES = "frequency decile (0 rarest, 9 commonest)"
-
-_STYLE: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": INK,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.unicode_minus": True,
-    "figure.titlesize": 11,
-    "figure.titleweight": "bold",
-    "font.family": ["DejaVu Sans"],
-    "font.size": 10,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "legend.fontsize": 9.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "savefig.facecolor": "white",
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "text.parse_math": False,  # a token may hold dollar signs
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
 
 
 def write(figure: Figure, runs: Runs, folder: Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
@@ -123,7 +96,8 @@ def _sheet(panels: Sequence[Panel]) -> "Canvas":
 def _styled(salt: str) -> Iterator[None]:
     import matplotlib
 
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+    style = Path(__file__).with_name("figures.mplstyle")
+    with matplotlib.rc_context({"svg.hashsalt": salt}, fname=style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # tokens of scripts that the font lacks
         yield
 

@@ -1,10 +1,10 @@
 """A figure: the results it reads, its panels, and the paper's numbers beside ours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.report.results import DamagedError, MissingError, Run
+from tide_lm.report.results import MissingError, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,13 +46,14 @@ def nothing(runs: Runs) -> list[Any]:
     return []
 
 
-def beside(*rows: tuple[str, str, str, Callable[[Run], str]]) -> Callable[[Runs], list[Comparison]]:
-    """Compare each run by itself: a row says what, the paper's number, its place, and how to find ours."""
+def beside(
+    statements: Collection[tuple[str, str, str]], *ours: Callable[[Run], str]
+) -> Callable[[Runs], list[Comparison]]:
+    """Put ours beside each statement of the paper, run by run."""
 
     def compare(runs: Runs) -> list[Comparison]:
-        return [
-            Comparison(what, paper, place, [ours(run) for run in runs]) for what, paper, place, ours in rows
-        ]
+        rows = zip(statements, ours, strict=True)
+        return [Comparison(*stated, [found(run) for run in runs]) for stated, found in rows]
 
     return compare
 
@@ -89,7 +90,7 @@ class Figure:
             for what in self.needs:
                 run.result(what)
             self.check(run)
-        except (MissingError, DamagedError) as error:
+        except MissingError as error:
             return str(error)
         return None
 

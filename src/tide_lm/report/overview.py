@@ -1,4 +1,4 @@
-"""Runs side by side: what they are, their losses, and how each number was made."""
+"""Runs side by side: their settings, their losses, and how each number was made."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Origin(NamedTuple):
 
 
 def facts(runs: Runs) -> Table:
-    """One row a fact, one column a run."""
+    """Return a table with one row per fact and one column per run."""
     rows: list[tuple[str, Callable[[Run], str]]] = [
         ("preset", lambda run: run.config.model.name if run.config else NOT_MEASURED),
         ("memory blocks K", lambda run: NOT_MEASURED if run.blocks is None else str(run.blocks)),
@@ -46,9 +46,11 @@ def facts(runs: Runs) -> Table:
         ("how the tables are trained", _table_policy),
         ("held-out loss, nats", lambda run: number(run.results.get("validation", {}).get("loss"))),
     ]
-    texts = dict.fromkeys(text for run in runs for text in run.texts)
     cells = [(name, *(cell(run) for run in runs)) for name, cell in rows]
-    cells += [(_perplexity_on(text), *_perplexities(runs, text)) for text in texts]
+    for text in dict.fromkeys(text for run in runs for text in run.texts):
+        found, stated = [run.texts.get(text) for run in runs], stated_perplexity(text)
+        values = perplexities([result["perplexity"] if result else None for result in found], found)
+        cells.append((f"perplexity on {text}" + (f"; the paper: {stated}" if stated else ""), *values))
     return Table("The runs", ["", *(run.name for run in runs)], cells, numbers=False)
 
 
@@ -56,16 +58,6 @@ def _table_policy(run: Run) -> str:
     if run.config is None:
         return NOT_MEASURED
     return run.config.table_policy if run.blocks else "no tables"
-
-
-def _perplexity_on(text: str) -> str:
-    stated = stated_perplexity(text)
-    return f"perplexity on {text}" + (f"; the paper: {stated}" if stated else "")
-
-
-def _perplexities(runs: Runs, name: str) -> list[str]:
-    found = [run.texts.get(name) for run in runs]
-    return perplexities([text["perplexity"] if text else None for text in found], found)
 
 
 def losses(runs: Runs) -> list[Table]:
@@ -112,29 +104,24 @@ def _loss(value: float | None) -> str:
 
 
 def headlines(runs: Runs) -> list[Headline]:
-    """How each run differs from the first on all, rare and common tokens of the first shared text."""
+    """Compare each run with the first, on all, rare and common tokens of the first text of both."""
     if len(runs) < 2 or not all(run.losses for run in runs) or not (shared := sources(runs)):
         return []
-    source, first = shared[0], runs[0]
-    found = []
+    found, before = [], runs[0].losses[shared[0]]
+    text = "the held-out text" if shared[0] == "validation" else shared[0]
     for run in runs[1:]:
-        for group, now, before in (
-            ("all tokens", run.losses[source], first.losses[source]),
-            *(
-                (f"{name} tokens", run.losses[source][name], first.losses[source][name])
-                for name in ("rare", "common")
-            ),
-        ):
-            apart = change(now["loss"], before["loss"])
-            if apart is not None:
-                told = f"{number(now['loss'])} against {number(before['loss'])}"
-                text = "the held-out text" if source == "validation" else source
-                found.append(Headline(run.name, text, group, apart, told))
+        now = run.losses[shared[0]]
+        groups = {"all tokens": (now, before)}
+        groups |= {f"{name} tokens": (now[name], before[name]) for name in ("rare", "common")}
+        for group, (ours, theirs) in groups.items():
+            if (apart := change(ours["loss"], theirs["loss"])) is not None:
+                both = f"{number(ours['loss'])} against {number(theirs['loss'])}"
+                found.append(Headline(run.name, text, group, apart, both))
     return found
 
 
 def origins(run: Run) -> list[Origin]:
-    """Commands in the order of their files, those of one environment together."""
+    """Return commands in the order of their files, grouped by environment."""
     grouped: dict[str, Origin] = {}
     made_of = {f"results/{name}.json": result for name, result in run.results.items() if name != "perplexity"}
     made_of |= {f"results/perplexity.json, {name}": text for name, text in run.texts.items()}

@@ -20,14 +20,14 @@ Damage = dict[str, list[Figure]]  # by what is wrong, the figures that it is lef
 
 
 def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lambda line: None) -> Path:
-    """Writes the page of these runs, the first of which the others are compared with.
+    """Write the page of these runs; the others are compared with the first.
 
-    What is damaged is left out, and `warn` is told.
+    What is damaged is left out, and `warn` is called with the reason.
     """
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name the file to write, as in {out / 'index.html'}")
     opened = open_runs(runs)
-    damage: Damage = {str(error): [] for run in opened for error in run.damaged.values()}
+    damage: Damage = {reason: [] for run in opened for reason in run.damaged.values()}
     page = render(opened, damage)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)

@@ -1,24 +1,9 @@
-"""The numbers that the paper states, with their places; those that it only draws are not here."""
+"""What the paper states, with its places; numbers that it only draws are not here.
+
+A statement says what it is about, what the paper has, and where.
+"""
 
 from typing import NamedTuple
-
-
-class Updates(NamedTuple):
-    """A row of Table 1: 200B tokens, batches of 8 sequences of 2,048."""
-
-    tier: str
-    row: str  # of results/updates.json
-    frequency: str
-    expected: str
-
-
-TABLE_1 = (
-    Updates("hapax (rarest)", "0", "8.3e-9", "1,660"),
-    Updates("near-hapax", "1", "3.3e-8", "6,640"),
-    Updates("uncommon", "2", "8.3e-8", "16,600"),
-    Updates("mid", "mid", "about 1e-6", "1e5 to 1e6"),
-    Updates("common (highest)", "common", "8.3e-3", "1.66e9, which is occurrences: 1.22e7 by its formula"),
-)
 
 TASKS = {  # by lm-eval's names, those of Table 2's columns
     "arc_challenge": "ARC-C",
@@ -62,39 +47,88 @@ GAIN_RAREST, GAIN_COMMONEST, GAIN_RATIO = (0.704, 0.090), (0.068, 0.024), 4.8
 # Section 4.1 on Figure 7, 1B models: rare loss at K = 0 and 24, and what common tokens gain.
 RARE_LOSS, COMMON_CHANGE = (6.671, 6.250), -0.075
 
-# Section 3.2 on Figure 4, LLaMA-Base-1B and TIDE-24E-1B: bytes.
-VRAM_8_BIT, SSD_24_BLOCKS = 1.03e9, 3.152e9
-
-# Section 4.2 on Figure 9, TIDE-8E-1B: the least and the largest mean cosine distance of a table to E.
-DISTANCE_TO_E = (0.65, 0.99)
-
-# Section 4.2 on Figure 10, last layer: the null bank on the rarest and commonest decile; M_5 on rare tokens.
-NULL_BANK, LARGEST_BLOCK = (0.530, 0.889), 0.31
-
-# Appendix H on Figure 11, K = 24: sentences by the layers they speak of.
-LAYER_DROP = (
-    ("layer 0", range(1), "more than 1,000 % on every text, 1.09e6 % on PubMed"),
-    ("layer 1", range(1, 2), "+8.1 % to +12.9 %"),
-    ("one of layers 4 to 12", range(4, 13), "less than about 2 % each"),
-    ("layer 13", range(13, 14), "a second peak; no number"),
+# By row of results/updates.json. Table 1 assumes 200B tokens, in batches of 8 sequences of 2,048.
+UPDATES = {
+    "0": ("expected updates, hapax (rarest)", "1,660 (f = 8.3e-9)", "Table 1"),
+    "1": ("expected updates, near-hapax", "6,640 (f = 3.3e-8)", "Table 1"),
+    "2": ("expected updates, uncommon", "16,600 (f = 8.3e-8)", "Table 1"),
+    "mid": ("expected updates, mid", "1e5 to 1e6 (f = about 1e-6)", "Table 1"),
+    "common": (
+        "expected updates, common (highest)",
+        "1.66e9, which is occurrences: 1.22e7 by its formula (f = 8.3e-3)",
+        "Table 1",
+    ),
+}
+NORMS = (
+    ("mean norm rises from decile to decile", "at every step, for the base model", "Figure 1a"),
+    ("standard deviation of norms, rare and common", "wide and narrow; no number", "Figure 1b"),
+    (
+        "change of the mean norm over the checkpoints, decile 0 and 9",
+        "falls and rises; no number",
+        "Figure 1c",
+    ),
 )
-
-# Appendix J, TIDE-8E-1B: what Table 5 has for a form, and what is said of Figure 12, which sweeps ranks.
-BITS = {
-    "8 bits": ("perplexity in 8 bits", "+0.01 % on WikiText-2, 0.00 % on PubMed, +0.03 % on DCLM"),
-    "4 bits": ("perplexity in 4 bits", "+1.72 % on WikiText-2, +1.59 % on PubMed, +1.46 % on DCLM"),
+_AMPLIFICATION = "K, if each table's gradient is as large as E's", "Proposition 3.2"
+AMPLIFICATION = {
+    decile: (f"gradient of all tables over that of E's input, decile {decile}", *_AMPLIFICATION)
+    for decile in (0, 9)
+}
+FOOTPRINT = (
+    ("VRAM without memory, 8 bits", "1.03 GB at 1B", "section 3.2, Figure 4"),
+    ("tables on SSD at K = 24, 4 bits", "3.152 GB at 1B", "section 3.2, Figure 4"),
+)
+DISTANCES = (
+    ("mean cosine distance of the tables to E", "0.65 to 0.99 (TIDE-8E-1B)", "section 4.2, Figure 9"),
+    ("mean cosine distance between tables", "smaller than to E; no number", "section 4.2"),
+)
+LARGEST_BLOCK = 0.31
+ROUTING = (  # in the last layer
+    ("null bank, last layer, rarest to commonest decile", "0.530 to 0.889", "section 4.2, Figure 10"),
+    ("its weight does not fall from decile to decile", "at all 9 steps", "section 4.2, Figure 10"),
+    (
+        "largest weight of a block on the rarest decile",
+        f"about {LARGEST_BLOCK} (M5 of 8)",
+        "section 4.2, Figure 10",
+    ),
+)
+_LAYER_DROP = {
+    "layer 0": (range(1), "more than 1,000 % on every text, 1.09e6 % on PubMed"),
+    "layer 1": (range(1, 2), "+8.1 % to +12.9 %"),
+    "one of layers 4 to 12": (range(4, 13), "less than about 2 % each"),
+    "layer 13": (range(13, 14), "a second peak; no number"),
+}
+LAYER_DROP = {  # K = 24
+    layers: (f"perplexity without {name}", stated, "appendix H, Figure 11")
+    for name, (layers, stated) in _LAYER_DROP.items()
+}
+_TABLE_5, _FIGURE_12 = "appendix J, Table 5", "appendix J, Figure 12"
+BITS = {  # by form of the tables, TIDE-8E-1B
+    "8 bits": ("perplexity in 8 bits", "+0.01 % on WikiText-2, 0.00 % on PubMed, +0.03 % on DCLM", _TABLE_5),
+    "4 bits": ("perplexity in 4 bits", "+1.72 % on WikiText-2, +1.59 % on PubMed, +1.46 % on DCLM", _TABLE_5),
 }
 RANKS = {
-    "16 bits, rank 0.7": ("perplexity with 30 % off the rank", "almost flat; no number"),
-    "16 bits, rank 0.5": ("perplexity with half the rank", "about +10 % to +25 % at 40 to 60 % off"),
+    "16 bits, rank 0.7": ("perplexity with 30 % off the rank", "almost flat; no number", _FIGURE_12),
+    "16 bits, rank 0.5": (
+        "perplexity with half the rank",
+        "about +10 % to +25 % at 40 to 60 % off",
+        _FIGURE_12,
+    ),
     "16 bits, rank 0.1": (
         "perplexity with 90 % off the rank",
         "up to +587 % on WikiText-2, +657 % on PubMed, +484 % on DCLM beyond 70 % off",
+        _FIGURE_12,
     ),
 }
-
-# Table 6, TIDE-8E-1B: the least and the largest overlap of a block's neighbours with E's.
-WORD_OVERLAP = {"asynchronously": (0.11, 0.43), "fred": (0.11, 0.18)}
+NEIGHBOURS = (
+    "median overlap is lower for rare tokens than for common ones",
+    "in every table; no number",
+    "Figure 13",
+)
+WORDS = {
+    word: (f"overlap of the tables with E for “{word}”", f"{span} (TIDE-8E-1B)", "Table 6")
+    for word, span in {"asynchronously": "0.11 to 0.43", "fred": "0.11 to 0.18"}.items()
+}
+TRAINING_LOSS = "last training loss, nats", "drawn; no number", "Figure 14"
 
 # What belongs to the paper and is not measured by an analysis of this version.
 ELSEWHERE = (

@@ -1,4 +1,4 @@
-"""What a run directory holds, as figures and pages read it."""
+"""Run directories as figures and pages read them."""
 
 import json
 import shlex
@@ -12,22 +12,15 @@ from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
 
-# How each result is made.
-MAKERS = {
+MAKERS = {  # the commands that make results; others are analyses that need no more
     "validation": "tide-lm train --resume --run {model}",
     "perplexity": "tide-lm evaluate {model} --text FILE",
     "checkpoints": "tide-lm evaluate {model} --text FILE --all-checkpoints",
     "benchmarks": "tide-lm evaluate {model} --benchmarks DIR",
-    "norms": "tide-lm analyze norms {model}",
-    "updates": "tide-lm analyze updates {model}",
-    "gradients": "tide-lm analyze gradients {model}",
-    "collapse": "tide-lm analyze collapse {model}",
+    "compression": "tide-lm compress {model} --text FILE",
     "routing": "tide-lm analyze routing {model} --text FILE",
     "layer-drop": "tide-lm analyze layer-drop {model} --text FILE",
-    "distances": "tide-lm analyze distances {model}",
     "neighbours": "tide-lm analyze neighbours {model} --token WORD",
-    "compression": "tide-lm compress {model} --text FILE",
-    "footprint": "tide-lm analyze footprint {model}",
 }
 OF_TRAINING = ("validation", "checkpoints", "gradients")
 BY_FREQUENCY = ("norms", "updates", "routing", "neighbours")
@@ -35,11 +28,7 @@ BY_DECILE = {"loss_by_decile", "tokens_by_decile", "rare", "mid", "common", "unb
 
 
 class MissingError(ValueError):
-    """A run lacks what a figure reads; the message names the command that makes it."""
-
-
-class DamagedError(ValueError):
-    """A file of a run is not as the commands write it; the message names it."""
+    """A run lacks what a figure reads, or has it damaged; the message says what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +45,7 @@ class Run:
     results: dict[str, dict[str, Any]]
     metrics: list[dict[str, Any]]
     config: RunConfig | None
-    damaged: dict[str, DamagedError] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
@@ -64,17 +53,17 @@ class Run:
     def refuse_damage(self, *names: str) -> None:
         for name in names:
             if name in self.damaged:
-                raise self.damaged[name]
+                raise MissingError(self.damaged[name])
 
     def result(self, what: str) -> dict[str, Any]:
-        """Return one result; raise MissingError or DamagedError if it cannot be read."""
+        """Return one result; raise MissingError if it cannot be read."""
         self.refuse_damage(what)
         if what not in self.results:
             raise MissingError(f"{self.path} has no results/{what}.json: {self.cure(what)}")
         return self.results[what]
 
     def cure(self, what: str) -> str:
-        """What to do to have a result."""
+        """Say how to get a result."""
         if what in OF_TRAINING and self.config is None:
             return "only a run of `tide-lm train` can have it"
         if what == "gradients" and self.config and not self.config.train.record_gradients:
@@ -82,14 +71,14 @@ class Run:
         return f"run `{self.maker(what)}`"
 
     def maker(self, what: str) -> str:
-        """The command that makes a result; of a model from elsewhere, it names the model and this folder."""
+        """Return the command that makes a result; a model from elsewhere is named beside this folder."""
         model = shlex.quote(str(self.path))
         if self.config is None:
             subjects = (result.get("subject", {}).get("model") for result in self.results.values())
             known = next((shlex.quote(name) for name in subjects if name), "MODEL")
             counts = " --counts DATA" if what in BY_FREQUENCY else ""
             model = f"{known} --run {model}{counts}"
-        return MAKERS[what].format(model=model)
+        return MAKERS.get(what, f"tide-lm analyze {what} {{model}}").format(model=model)
 
     @property
     def blocks(self) -> int | None:
@@ -150,7 +139,7 @@ def open_run(path: Path, name: str, place: int = 0) -> Run:
         results={what: result for what, result in found.items() if isinstance(result, dict)},
         metrics=metrics if isinstance(metrics, list) else [],
         config=_read_config(path),
-        damaged={what: error for what, error in parts.items() if isinstance(error, DamagedError)},
+        damaged={what: error for what, error in parts.items() if isinstance(error, str)},
     )
 
 
@@ -186,21 +175,21 @@ def _read_config(path: Path) -> RunConfig | None:
         ) from error
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]] | DamagedError:
+def _read_metrics(path: Path) -> list[dict[str, Any]] | str:
     """Return all records but a half-written last line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         records = [json.loads(line) for line in lines]
         check(records, [{"step": int, "tokens": int, "loss?": NUMBER_OR_NULL}], "line")
     except ValueError as error:
-        return DamagedError(f"{path} has a line that is no record of a step ({error}): remove it")
+        return f"{path} has a line that is no record of a step ({error}): remove it"
     return records
 
 
-def _read(path: Path) -> dict[str, Any] | DamagedError:
+def _read(path: Path) -> dict[str, Any] | str:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         check_result(path.stem, found)
     except (OSError, ValueError) as error:
-        return DamagedError(f"{path} is damaged ({error}): make it again, or remove it")
+        return f"{path} is damaged ({error}): make it again, or remove it"
     return found

@@ -2,7 +2,7 @@
 
 A shape is a type or several; a list with the shape of its items, and its length or `...` for one at least;
 a dictionary of shapes by key, where `str` stands for any key and "?" marks one that may be missing; or
-`OrNull`. What no figure, page or model card reads is not listed.
+`OrNull`. Only what a figure, the page or a model card reads is listed.
 """
 
 from typing import Any, NamedTuple
@@ -16,48 +16,35 @@ NUMBER = (int, float)
 NUMBER_OR_NULL = OrNull(NUMBER)
 DECILES = [NUMBER_OR_NULL, 10]
 MATRIX = [[NUMBER]]
-_GROUP = {"loss": NUMBER_OR_NULL, "tokens": int}
-_LOSSES = {
-    "loss": NUMBER,
-    "tokens": int,
-    "loss_by_decile?": DECILES,
-    "tokens_by_decile?": [int, 10],
-    **{f"{group}?": _GROUP for group in ("rare", "mid", "common", "unbinned")},
-}
-_READ = {"bytes": int, "window": int, "stride": int}  # how a text was read
-_ORIGIN = {"provenance?": {"machine?": dict, "versions?": dict}}
+
+
+def _each(shape: Any, *keys: str) -> dict[str, Any]:
+    return dict.fromkeys(keys, shape)
+
+
+_GROUPS = _each({"loss": NUMBER_OR_NULL, "tokens": int}, "rare?", "mid?", "common?", "unbinned?")
+_BY_DECILE = {"loss_by_decile?": DECILES, "tokens_by_decile?": [int, 10], **_GROUPS}
+_LOSSES = {"loss": NUMBER, "tokens": int, **_BY_DECILE}
+_WINDOWS = _each(int, "bytes", "window", "stride")
+_PROVENANCE = {"provenance?": {"machine?": dict, "versions?": dict}}
+_PERPLEXITIES = _each(NUMBER_OR_NULL, "perplexity", "word_perplexity", "bits_per_byte")
+_TASK = {"score": NUMBER_OR_NULL, "stderr": NUMBER_OR_NULL, "metric": str, "samples": int, "split": str}
 _SPREAD = {"ids": int, "mean": NUMBER_OR_NULL, "deviation": NUMBER_OR_NULL, "histogram": [NUMBER]}
-_COMPRESSED = {str: {**_LOSSES, "perplexity": NUMBER_OR_NULL}}
-_FFN = dict.fromkeys(("input_distance", "slope", "bound", "separation"), MATRIX)
+_UPDATES = _each(NUMBER, "frequency", "expected_updates", "occurrences", "ratio_bound")
+_FFN = {"members": [[int]], **_each(MATRIX, "input_distance", "slope", "bound", "separation")}
+_DISTANCES = {"distance?": MATRIX, "relative?": MATRIX, "collapse_set?": [[int]], "ffn?": OrNull(_FFN)}
+_COMPRESSED = {"texts": {str: {**_LOSSES, "perplexity": NUMBER_OR_NULL}}}
+_FORM = {"form": str, "bits": int, "blocks": str, **_each(NUMBER, "rank", "weighted", "relative_bytes")}
 
 SCHEMAS: dict[str, dict] = {
     "validation": _LOSSES,
-    "perplexity": {
-        "texts": {
-            str: {
-                **_LOSSES,
-                **_READ,
-                **_ORIGIN,
-                "perplexity": NUMBER_OR_NULL,
-                "word_perplexity": NUMBER_OR_NULL,
-                "bits_per_byte": NUMBER_OR_NULL,
-            }
-        }
-    },
+    "perplexity": {"texts": {str: {**_LOSSES, **_WINDOWS, **_PROVENANCE, **_PERPLEXITIES}}},
     "checkpoints": {
         "points": [{"tokens": int, "perplexity": {str: NUMBER_OR_NULL}}],
-        "texts": {str: _READ},
+        "texts": {str: _WINDOWS},
     },
     "benchmarks": {
-        "tasks": {
-            str: {
-                "score": NUMBER_OR_NULL,
-                "stderr": NUMBER_OR_NULL,
-                "metric": str,
-                "samples": int,
-                "split": str,
-            }
-        },
+        "tasks": {str: _TASK},
         "average": NUMBER_OR_NULL,
         "lambada_perplexity": NUMBER_OR_NULL,
         "limit": OrNull(int),
@@ -72,66 +59,32 @@ SCHEMAS: dict[str, dict] = {
         "tokens": NUMBER,
         "batch": int,
         "sequence": int,
-        "rows": {
-            str: OrNull(
-                {
-                    "ids": int,
-                    **dict.fromkeys(("frequency", "expected_updates", "occurrences", "ratio_bound"), NUMBER),
-                }
-            )
-        },
+        "rows": {str: OrNull({"ids": int, **_UPDATES})},
     },
     "gradients": {
-        "embedding_input": DECILES,
-        "embedding_head": DECILES,
+        **_each(DECILES, "embedding_input", "embedding_head", "amplification?"),
         "tables?": [DECILES],
-        "amplification?": DECILES,
     },
     "collapse": {
         "delta": NUMBER,
-        "categories": {
-            str: {
-                "pairs": [[str, 2]],
-                "skipped": [[str, 2]],
-                "distance?": MATRIX,
-                "relative?": MATRIX,
-                "collapse_set?": [[int]],
-                "ffn?": OrNull({"members": [[int]], **_FFN}),
-            }
-        },
+        "categories": {str: {"pairs": [[str, 2]], "skipped": [[str, 2]], **_DISTANCES}},
     },
     "routing": {"text": str, "tokens": [int], "by_layer": [[OrNull([NUMBER, ...]), 11], ...]},
     "layer-drop": {"texts": {str: {"change": [NUMBER, ...], "full": NUMBER, "without_any": NUMBER}}},
     "distances": {"tables": [str], "distance": MATRIX},
     "neighbours": {
         "tables": [str],
-        **{group: {"ids": int, "jaccard": MATRIX} for group in ("rare", "common")},
+        **_each({"ids": int, "jaccard": MATRIX}, "rare", "common"),
         "words": {str: {"neighbours": [[str]], "jaccard": [NUMBER]}},
     },
-    "compression": {
-        "as_trained": _COMPRESSED,
-        "forms": [
-            {
-                "form": str,
-                "bits": int,
-                "rank": NUMBER,
-                "blocks": str,
-                "weighted": NUMBER,
-                "relative_bytes": NUMBER,
-                "texts": _COMPRESSED,
-            }
-        ],
-    },
-    "footprint": {
-        "blocks": int,
-        "rows": [dict.fromkeys(("blocks", "bits", "vram_bytes", "ssd_bytes"), int)],
-    },
+    "compression": {"as_trained": _COMPRESSED["texts"], "forms": [{**_FORM, **_COMPRESSED}]},
+    "footprint": {"blocks": int, "rows": [_each(int, "blocks", "bits", "vram_bytes", "ssd_bytes")]},
 }
 
 
 def check_result(name: str, result: Any) -> None:
     """Raise ValueError if a result is not as the commands write it."""
-    check(result, {"subject?": dict, **_ORIGIN, **SCHEMAS.get(name, {})}, name)
+    check(result, {"subject?": dict, **_PROVENANCE, **SCHEMAS.get(name, {})}, name)
 
 
 def check(value: Any, shape: Any, where: str) -> None:
@@ -146,13 +99,14 @@ def check(value: Any, shape: Any, where: str) -> None:
         raise ValueError(f"{where} is {str(value)[:40]!r} and should be {names}")
     if isinstance(value, dict) and isinstance(shape, dict):
         for key, inner in shape.items():
+            name = key if key is str else key.removesuffix("?")
             if key is str:
-                for name, part in value.items():
-                    check(part, inner, f"{where}.{name}")
-            elif key.removesuffix("?") in value:
-                check(value[key.removesuffix("?")], inner, f"{where}.{key.removesuffix('?')}")
-            elif not key.endswith("?"):
-                raise ValueError(f"{where} has no {key!r}")
+                for each, part in value.items():
+                    check(part, inner, f"{where}.{each}")
+            elif name in value:
+                check(value[name], inner, f"{where}.{name}")
+            elif name == key:
+                raise ValueError(f"{where} has no {name!r}")
     elif isinstance(value, list) and isinstance(shape, list):
         inner, length = (*shape, None)[:2]
         if (length is ... and not value) or (isinstance(length, int) and len(value) != length):

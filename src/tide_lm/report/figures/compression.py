@@ -6,7 +6,7 @@ from typing import Any
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import MARKERS, PALETTE, decile_axis, legend, log_scale, numbers, plot, zero_line
-from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, Table
+from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside
 from tide_lm.report.formatting import NOT_MEASURED, difference, percent, short
 from tide_lm.report.results import MissingError, Run
 
@@ -186,16 +186,10 @@ def _tables(runs: Runs, wanted: Wanted) -> list[Table]:
     return found
 
 
-def _compare(runs: Runs, stated: Mapping[str, tuple[str, str]], place: str) -> list[Comparison]:
-    def ours(run: Run, name: str) -> str:
-        found = _chosen(run, lambda form: form["form"] == name)
-        more = changes(run.result("compression"), found[0]) if found else {}
-        return ", ".join(f"{text} {percent(change, 2)}" for text, change in more.items()) or NOT_MEASURED
-
-    return [
-        Comparison(what, theirs, place, [ours(run, name) for run in runs])
-        for name, (what, theirs) in stated.items()
-    ]
+def _change_of_form(run: Run, name: str) -> str:
+    found = _chosen(run, lambda form: form["form"] == name)
+    more = changes(run.result("compression"), found[0]) if found else {}
+    return ", ".join(f"{text} {percent(change, 2)}" for text, change in more.items()) or NOT_MEASURED
 
 
 BITS = Figure(
@@ -213,7 +207,7 @@ BITS = Figure(
         for panel in (_bits_panel(run), *_deciles_panel(run, "Fewer bits", _has_full_rank))
     ],
     tables=partial(_tables, wanted=_has_full_rank),
-    compare=partial(_compare, stated=paper.BITS, place="appendix J, Table 5"),
+    compare=beside(paper.BITS.values(), *(partial(_change_of_form, name=name) for name in paper.BITS)),
 )
 RANKS = Figure(
     of_memory=True,
@@ -230,5 +224,5 @@ RANKS = Figure(
         for panel in (_ranks_panel(run), *_deciles_panel(run, "Half the rank", _halves_rank))
     ],
     tables=partial(_tables, wanted=_has_lower_rank),
-    compare=partial(_compare, stated=paper.RANKS, place="appendix J, Figure 12"),
+    compare=beside(paper.RANKS.values(), *(partial(_change_of_form, name=name) for name in paper.RANKS)),
 )

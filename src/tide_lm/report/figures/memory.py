@@ -57,18 +57,9 @@ FOOTPRINT = Figure(
     needs=("footprint",),
     panels=lambda runs: [_footprint_panel(*item) for item in alike(runs, "footprint", "rows").items()],
     compare=beside(
-        (
-            "VRAM without memory, 8 bits",
-            f"{paper.VRAM_8_BIT / 1e9:.2f} GB at 1B",
-            "section 3.2, Figure 4",
-            lambda run: gigabytes(footprint_bytes(run, 0, 8, "vram_bytes")),
-        ),
-        (
-            "tables on SSD at K = 24, 4 bits",
-            f"{paper.SSD_24_BLOCKS / 1e9:.3f} GB at 1B",
-            "section 3.2, Figure 4",
-            lambda run: gigabytes(footprint_bytes(run, 24, 4, "ssd_bytes")),
-        ),
+        paper.FOOTPRINT,
+        lambda run: gigabytes(footprint_bytes(run, 0, 8, "vram_bytes")),
+        lambda run: gigabytes(footprint_bytes(run, 24, 4, "ssd_bytes")),
     ),
 )
 
@@ -106,20 +97,7 @@ DISTANCES = Figure(
     "hardly been trained are far apart too.",
     needs=("distances",),
     panels=of_each(_distance_panel),
-    compare=beside(
-        (
-            "mean cosine distance of the tables to E",
-            f"{paper.DISTANCE_TO_E[0]:.2f} to {paper.DISTANCE_TO_E[1]:.2f} (TIDE-8E-1B)",
-            "section 4.2, Figure 9",
-            _distances_to_e,
-        ),
-        (
-            "mean cosine distance between tables",
-            "smaller than to E; no number",
-            "section 4.2",
-            _distances_between_tables,
-        ),
-    ),
+    compare=beside(paper.DISTANCES, _distances_to_e, _distances_between_tables),
 )
 
 
@@ -195,24 +173,10 @@ ROUTING = Figure(
     check=_check_deciles,
     panels=lambda runs: [panel(run) for run in runs for panel in (_slots_panel, _null_panel)],
     compare=beside(
-        (
-            "null bank, last layer, rarest to commonest decile",
-            f"{paper.NULL_BANK[0]:.3f} to {paper.NULL_BANK[1]:.3f}",
-            "section 4.2, Figure 10",
-            lambda run: ends(null_bank(_last_layer(run))),
-        ),
-        (
-            "its weight does not fall from decile to decile",
-            "at all 9 steps",
-            "section 4.2, Figure 10",
-            lambda run: steps(null_bank(_last_layer(run)), le),
-        ),
-        (
-            "largest weight of a block on the rarest decile",
-            f"about {paper.LARGEST_BLOCK} (M5 of 8)",
-            "section 4.2, Figure 10",
-            _largest_block,
-        ),
+        paper.ROUTING,
+        lambda run: ends(null_bank(_last_layer(run))),
+        lambda run: steps(null_bank(_last_layer(run)), le),
+        _largest_block,
     ),
 )
 
@@ -262,15 +226,8 @@ LAYER_DROP = Figure(
     needs=("layer-drop",),
     panels=_drop_panels,
     compare=beside(
-        *(
-            (
-                f"perplexity without {name}",
-                stated,
-                "appendix H, Figure 11",
-                partial(_change_without_one, layers=layers),
-            )
-            for name, layers, stated in paper.LAYER_DROP
-        ),
-        ("perplexity without any", "not stated", "", _change_without_any),
+        [*paper.LAYER_DROP.values(), ("perplexity without any", "not stated", "")],
+        *(partial(_change_without_one, layers=layers) for layers in paper.LAYER_DROP),
+        _change_without_any,
     ),
 )

@@ -77,20 +77,8 @@ NEIGHBOURS = Figure(
     panels=of_each(_overlap_panel),
     tables=_word_tables,
     compare=beside(
-        (
-            "median overlap is lower for rare tokens than for common ones",
-            "in every table; no number",
-            "Figure 13",
-            _lower_for_rare,
-        ),
-        *(
-            (
-                f"overlap of the tables with E for “{word}”",
-                f"{least:.2f} to {most:.2f} (TIDE-8E-1B)",
-                "Table 6",
-                partial(_word_overlap, word=word),
-            )
-            for word, (least, most) in paper.WORD_OVERLAP.items()
-        ),
+        [paper.NEIGHBOURS, *paper.WORDS.values()],
+        _lower_for_rare,
+        *(partial(_word_overlap, word=word) for word in paper.WORDS),
     ),
 )

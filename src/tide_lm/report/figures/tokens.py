@@ -17,7 +17,7 @@ from tide_lm.report.drawing import (
     token_axis,
     zero_line,
 )
-from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, Table, beside, of_each
+from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside, of_each
 from tide_lm.report.formatting import (
     NOT_MEASURED,
     count,
@@ -90,6 +90,10 @@ def _tables_panel(run: Run) -> Panel:
     return Panel(f"Norms in the tables: {short(run.name)}", alt, draw)
 
 
+def _rises(run: Run) -> str:
+    return steps(run.result("norms")["embedding"], lt)
+
+
 def _deviations(run: Run) -> str:
     spread = run.result("norms")["spread"]
     return " and ".join(three_digits(spread[group]["deviation"]) for group in ("rare", "common"))
@@ -119,26 +123,7 @@ NORMS = Figure(
     "depends on weight decay and on how long the run was.",
     needs=("norms",),
     panels=_norm_panels,
-    compare=beside(
-        (
-            "mean norm rises from decile to decile",
-            "at every step, for the base model",
-            "Figure 1a",
-            lambda run: steps(run.result("norms")["embedding"], lt),
-        ),
-        (
-            "standard deviation of norms, rare and common",
-            "wide and narrow; no number",
-            "Figure 1b",
-            _deviations,
-        ),
-        (
-            "change of the mean norm over the checkpoints, decile 0 and 9",
-            "falls and rises; no number",
-            "Figure 1c",
-            _growth_in_words,
-        ),
-    ),
+    compare=beside(paper.NORMS, _rises, _deviations, _growth_in_words),
 )
 
 
@@ -185,20 +170,9 @@ def _update_table(named: str, run: Run) -> Table:
     return Table(f"{named}: {budget}", columns, rows)
 
 
-def _compare_updates(runs: Runs) -> list[Comparison]:
-    def ours(run: Run, name: str) -> str:
-        row = run.result("updates")["rows"].get(name)
-        return f"{count(row['expected_updates'])} (f = {count(row['frequency'])})" if row else NOT_MEASURED
-
-    return [
-        Comparison(
-            f"expected updates, {row.tier}",
-            f"{row.expected} (f = {row.frequency})",
-            "Table 1",
-            [ours(run, row.row) for run in runs],
-        )
-        for row in paper.TABLE_1
-    ]
+def _expected(run: Run, name: str) -> str:
+    row = run.result("updates")["rows"].get(name)
+    return f"{count(row['expected_updates'])} (f = {count(row['frequency'])})" if row else NOT_MEASURED
 
 
 UPDATES = Figure(
@@ -210,7 +184,7 @@ UPDATES = Figure(
     "over that of the commonest decile (eq. 2.3); above 1 it says nothing.",
     needs=("updates",),
     panels=lambda runs: [_update_panel(*item) for item in alike(runs, "updates", "rows").items()],
-    compare=_compare_updates,
+    compare=beside(paper.UPDATES.values(), *(partial(_expected, name=name) for name in paper.UPDATES)),
     tables=lambda runs: [_update_table(*item) for item in alike(runs, "updates", "rows").items()],
 )
 
@@ -252,14 +226,7 @@ GRADIENTS = Figure(
     needs=("gradients",),
     panels=of_each(_gradient_panel),
     compare=beside(
-        *(
-            (
-                f"gradient of all tables over that of E's input, decile {decile}",
-                "K, if each table's gradient is as large as E's",
-                "Proposition 3.2",
-                partial(_amplification, decile=decile),
-            )
-            for decile in (0, 9)
-        )
+        paper.AMPLIFICATION.values(),
+        *(partial(_amplification, decile=decile) for decile in paper.AMPLIFICATION),
     ),
 )

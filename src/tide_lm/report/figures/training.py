@@ -137,5 +137,5 @@ TRAINING_LOSS = Figure(
     says="The loss of single batches as they were logged; in a long run, means of many.",
     check=_check_metrics,
     panels=_training_panels,
-    compare=beside(("last training loss, nats", "drawn; no number", "Figure 14", _last_loss)),
+    compare=beside([paper.TRAINING_LOSS], _last_loss),
 )
