@@ -344,11 +344,10 @@ def test_pairs_are_counted_with_those_left_out_and_under_each_runs_delta(two_run
     found = told("collapse", runs)
     assert found["homophones: pairs left out, as they are not single tokens"] == ["1 of 3"] * 2
     assert found["numbers: pairs left out, as they are not single tokens"] == ["2 of 2"] * 2
-    assert found["homophones: pairs nearer than 0.1 of their norm, first layer"] == ["1 of 2"] * 2
     runs[1].result("collapse")["delta"] = 0.05
     assert told("collapse", runs)["homophones: pairs nearer than δ of their norm, first layer"] == [
-        "1 of 2, δ = 0.1",
-        "1 of 2, δ = 0.05",
+        "1 of 2 (δ = 0.1)",
+        "1 of 2 (δ = 0.05)",
     ]
 
 

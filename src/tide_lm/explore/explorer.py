@@ -1,12 +1,12 @@
 """The answers to what visitors ask of a model, as HTML."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
@@ -25,6 +25,8 @@ SHOWN = [FIGURES[name] for name in ("routing", "layer-drop", "distances", "footp
 SAMPLE = "The tide comes in twice a day, and the mutex is released before the kernel returns 42."
 LONGEST, LONGEST_WORD = 100_000, 2_000  # characters
 _BETWEEN = 0.5  # seconds from one state of the page to the next, which has all tokens again
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -87,18 +89,12 @@ class Explorer:
 
     def read(self, typed: str, turn: Turn) -> Iterator[tuple[str, str, str]]:
         """Yield the text that is shown, its summary and its tokens, as it is read."""
-        typed, shown = _cleaned(typed, LONGEST), time.monotonic()
-        for text in self.reader.read(typed):
+        typed = _cleaned(typed, LONGEST)
+        for text, stopped in _paced(self.reader.read(typed), turn, lambda text: text.done == len(text.ids)):
             turn.text = typed
-            is_read = text.done == len(text.ids)
-            stopped = turn.stopped and not is_read
-            if is_read or stopped or time.monotonic() - shown >= _BETWEEN:
-                shown = time.monotonic()
-                state = typed, *self._state(text, turn.colour, turn.chosen, stopped)
-                if not turn.replaced:
-                    yield state
-            if stopped or turn.replaced:
-                return
+            state = self._state(text, turn.colour, turn.chosen, stopped)
+            if not turn.replaced:
+                yield typed, *state
 
     def shade(self, typed: str | None, colour: str, chosen: int | None) -> tuple[str, str]:
         """Return the summary and the tokens of a text as far as it was read, in another colour."""
@@ -148,21 +144,20 @@ class Explorer:
             about = part("entry", one=self.vocabulary.entry(id))
         if not turn.replaced:
             yield about
-        search = self.vocabulary.neighbours(id) if self.opened.has_memory else iter(())
-        shown = time.monotonic()
-        while not turn.replaced:
+        if not self.opened.has_memory:
+            return
+        steps = self._one_at_a_time(self.vocabulary.neighbours(id))
+        for found, stopped in _paced(steps, turn, lambda found: found.searched == found.candidates):
+            tables = table_names(len(found.texts) - 1)
+            yield about + part("neighbours", found=found, tables=tables, stopped=stopped)
+
+    def _one_at_a_time(self, steps: Iterator[T]) -> Iterator[T]:
+        """Take steps while no other visitor uses the model."""
+        while True:
             with self.reader.lock:
-                found = next(search, None)
-            if found is None:
-                return
-            is_whole = found.searched == found.candidates
-            stopped = turn.stopped and not is_whole
-            if is_whole or stopped or time.monotonic() - shown >= _BETWEEN:
-                shown = time.monotonic()
-                tables = table_names(len(found.texts) - 1)
-                yield about + part("neighbours", found=found, tables=tables, stopped=stopped)
-            if stopped:
-                return
+                if (step := next(steps, None)) is None:
+                    return
+            yield step
 
     def pair(self, first: str, second: str, template: str) -> str:
         """Return how far apart two tokens stay after the same words, or why they cannot be compared."""
@@ -196,14 +191,7 @@ class Explorer:
         """Return a heading with what the model is."""
         name, other = self.names
         blocks = getattr(self.opened.config, "num_memory_blocks", 0)
-        described = f"{len(self.layers)} layers"
-        if blocks:
-            described += (
-                f"; memory: {blocks} tables, M1 to M{blocks}, with a row for each token, beside the "
-                "embedding E. In each layer a router weighs a token's rows, and a null bank that adds nothing"
-            )
-        described += f". Compared with {other}." if other else "."
-        return part("about", name=name, description=described)
+        return part("about", name=name, other=other, layers=len(self.layers), blocks=blocks)
 
     def model(self) -> str:
         """Return the run's figures, and how to make those that are missing; they follow the results."""
@@ -227,6 +215,20 @@ class Explorer:
             if not figure.missing(run) and (panels := figure.panels([run]))
         ]
         return part("figures", source=source, drawn=drawn, missing=missing)
+
+
+def _paced(steps: Iterator[T], turn: Turn, is_whole: Callable[[T], bool]) -> Iterator[tuple[T, bool]]:
+    """Yield some of the steps, and the last: all is done, or the visitor has stopped it, which is said."""
+    shown = time.monotonic()
+    for step in steps:
+        stopped = turn.stopped and not is_whole(step)
+        if turn.replaced:
+            return
+        if stopped or is_whole(step) or time.monotonic() - shown >= _BETWEEN:
+            shown = time.monotonic()
+            yield step, stopped
+        if stopped:
+            return
 
 
 def _cleaned(text: Any, longest: int) -> str:

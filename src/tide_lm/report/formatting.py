@@ -26,6 +26,10 @@ def percent(value: float | None, digits: int = 1) -> str:
     return number(100 * value, "+.2e") + " %"
 
 
+def percents(shares: Sequence[float | None]) -> list[float | None]:
+    return [None if share is None else 100 * share for share in shares]
+
+
 def count(value: float | None) -> str:
     """Format a count: exactly while it is short, with few digits where it is very small or large."""
     if value is None:

@@ -81,6 +81,10 @@ DISTANCES = (
     ("mean cosine distance of the tables to E", "0.65 to 0.99 (TIDE-8E-1B)", "section 4.2, Figure 9"),
     ("mean cosine distance between tables", "smaller than to E; no number", "section 4.2"),
 )
+COLLAPSE = (  # layers, and the distance of pairs there
+    ("first", 0, "distances near zero; no number"),
+    ("last", -1, "farther apart, numbers least; no number"),
+)
 LARGEST_BLOCK = 0.31
 ROUTING = (  # in the last layer
     ("null bank, last layer, rarest to commonest decile", "0.530 to 0.889", "section 4.2, Figure 10"),

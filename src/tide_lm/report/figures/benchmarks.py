@@ -5,7 +5,7 @@ from typing import Any
 from tide_lm.report import paper
 from tide_lm.report.drawing import legend, look, numbers
 from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table
-from tide_lm.report.formatting import number
+from tide_lm.report.formatting import number, percents
 from tide_lm.report.results import Run
 
 
@@ -13,17 +13,13 @@ def _task(run: Run, name: str) -> dict[str, Any]:
     return run.result("benchmarks")["tasks"].get(name, {})
 
 
-def _percent(value: float | None) -> float | None:
-    return None if value is None else value * 100
-
-
 def scores(run: Run, key: str = "score") -> list[float | None]:
     """Return scores in per cent, in the order of the paper's tasks."""
-    return [_percent(_task(run, name).get(key)) for name in paper.TASKS]
+    return percents([_task(run, name).get(key) for name in paper.TASKS])
 
 
 def _average(run: Run) -> str:
-    return _one(_percent(run.result("benchmarks")["average"]))
+    return _one(*percents([run.result("benchmarks")["average"]]))
 
 
 def _panels(runs: Runs) -> list[Panel]:
@@ -49,7 +45,15 @@ def _panels(runs: Runs) -> list[Panel]:
 
 def _tables(runs: Runs) -> list[Table]:
     columns = ["model", "LAMBADA perplexity", *paper.TASKS.values(), "Average"]
-    ours = [(run.name, _perplexity(run), *_cells(run), _average(run)) for run in runs]
+    ours = [
+        (
+            run.name,
+            number(run.result("benchmarks")["lambada_perplexity"], ",.3f"),
+            *_cells(run),
+            _average(run),
+        )
+        for run in runs
+    ]
     theirs = [
         (f"{row.model} (paper)", f"{row.perplexity:.2f}", *map(_one, row.scores), _one(row.average))
         for row in paper.TABLE_2
@@ -80,10 +84,6 @@ def _caption(runs: Runs) -> str:
     if other := [run.name for run in runs if _task(run, "sciq").get("split") == "validation"]:
         caption += f" {', '.join(other)}: SciQ is its validation split."
     return caption
-
-
-def _perplexity(run: Run) -> str:
-    return number(run.result("benchmarks")["lambada_perplexity"], ",.3f")
 
 
 def _one(value: float | None) -> str:

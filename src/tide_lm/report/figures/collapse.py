@@ -4,6 +4,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
+from tide_lm.report import paper
 from tide_lm.report.drawing import Lines, heatmap, legend, plot, zero_line
 from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, Table
 from tide_lm.report.formatting import short, three_digits, token
@@ -91,41 +92,26 @@ def _delta(run: Run) -> str:
     return f"{run.result('collapse')['delta']:g}"
 
 
+def _collapsed(run: Run, name: str, layer: int) -> str:
+    category = _categories(run)[name]
+    return f"{len(category['collapse_set'][layer])} of {len(category['pairs'])} (δ = {_delta(run)})"
+
+
+def _skipped(run: Run, name: str) -> str:
+    category = run.result("collapse")["categories"][name]
+    return f"{len(category['skipped'])} of {len(category['skipped']) + len(category['pairs'])}"
+
+
 def _compare_collapse(runs: Runs) -> list[Comparison]:
-    deltas = {run: _delta(run) for run in runs}
-    one = len(set(deltas.values())) == 1
-
-    def collapsed(run: Run, name: str, layer: int) -> str:
-        category = _categories(run)[name]
-        found = f"{len(category['collapse_set'][layer])} of {len(category['pairs'])}"
-        return found if one else f"{found}, δ = {deltas[run]}"
-
-    def skipped(run: Run, name: str) -> str:
-        category = run.result("collapse")["categories"][name]
-        return f"{len(category['skipped'])} of {len(category['skipped']) + len(category['pairs'])}"
-
-    left_out = [
-        Comparison(
-            f"{name}: pairs left out, as they are not single tokens",
-            "not published",
-            "Figure 2",
-            [skipped(run, name) for run in runs],
-        )
+    what = "pairs left out, as they are not single tokens"
+    rows = [
+        Comparison(f"{name}: {what}", "not published", "Figure 2", [_skipped(run, name) for run in runs])
         for name in shared(run.result("collapse")["categories"] for run in runs)
     ]
-    return left_out + [
-        Comparison(
-            f"{name}: pairs nearer than {deltas[runs[0]] if one else 'δ'} of their norm, {where} layer",
-            stated,
-            "Figure 2",
-            [collapsed(run, name, layer) for run in runs],
-        )
-        for name in shared(map(_categories, runs))
-        for where, layer, stated in (
-            ("first", 0, "distances near zero; no number"),
-            ("last", -1, "farther apart, numbers least; no number"),
-        )
-    ]
+    for name, (where, layer, stated) in product(shared(map(_categories, runs)), paper.COLLAPSE):
+        what = f"{name}: pairs nearer than δ of their norm, {where} layer"
+        rows.append(Comparison(what, stated, "Figure 2", [_collapsed(run, name, layer) for run in runs]))
+    return rows
 
 
 COLLAPSE = Figure(

@@ -7,7 +7,7 @@ from typing import Any
 from tide_lm.report import paper
 from tide_lm.report.drawing import MARKERS, PALETTE, decile_axis, legend, log_scale, numbers, plot, zero_line
 from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside
-from tide_lm.report.formatting import NOT_MEASURED, difference, percent, short
+from tide_lm.report.formatting import NOT_MEASURED, difference, percent, percents, short
 from tide_lm.report.results import MissingError, Run
 
 Result = Mapping[str, Any]  # results/compression.json
@@ -104,16 +104,12 @@ def _change_axis(axes: Axes, linear: float, what: str) -> None:
     legend(axes)
 
 
-def _percents(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else 100 * value for value in values]
-
-
 def _bits_panel(run: Run) -> Panel:
     forms = _chosen(run, _has_full_rank)
     found = [changes(run.result("compression"), form) for form in forms]
 
     def draw(axes: Axes) -> None:
-        lines = {short(text): _percents([change.get(text) for change in found]) for text in found[0]}
+        lines = {short(text): percents([change.get(text) for change in found]) for text in found[0]}
         plot(axes, lines, places=[str(form["bits"]) for form in forms])
         axes.set_xlabel("bits of a number")
         _change_axis(axes, 0.01, "change of perplexity, %")
@@ -132,7 +128,7 @@ def _ranks_panel(run: Run) -> Panel:
             forms = sorted(forms, key=lambda form: form["relative_bytes"])
             axes.plot(
                 [100 * form["relative_bytes"] for form in forms],
-                numbers(_percents([worst_change(result, form) for form in forms])),
+                numbers(percents([worst_change(result, form) for form in forms])),
                 color=colour,
                 marker=marker,
                 linestyle=_FAMILIES[name],

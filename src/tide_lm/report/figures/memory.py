@@ -4,20 +4,7 @@ from functools import partial
 from operator import le
 from typing import Any
 
-from tide_lm.report import paper
-from tide_lm.report.drawing import (
-    DECILES,
-    MARKERS,
-    PALETTE,
-    bars,
-    decile_axis,
-    heatmap,
-    legend,
-    log_scale,
-    numbers,
-    sequence,
-    zero_line,
-)
+from tide_lm.report import drawing, paper
 from tide_lm.report.figure import Axes, Figure, Panel, Runs, beside, of_each
 from tide_lm.report.formatting import NOT_MEASURED, ends, gigabytes, percent, short, steps
 from tide_lm.report.results import MissingError, Run, alike
@@ -37,11 +24,15 @@ def _footprint_panel(name: str, run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         found = {"VRAM, 8 bits": vram, "tables on SSD, 4 bits": ssd}
-        bars(axes, {label: [each / size for each in values] for label, values in found.items()}, PALETTE)
+        drawing.bars(
+            axes,
+            {label: [each / size for each in values] for label, values in found.items()},
+            drawing.PALETTE,
+        )
         axes.set_xticks(range(len(blocks)), [str(k) for k in blocks])
         axes.set_xlabel("memory blocks K")
         axes.set_ylabel(unit)
-        legend(axes)
+        drawing.legend(axes)
 
     alt = f"Bars over K for the shape of {name}: VRAM {gigabytes(vram[0])} at K = {blocks[0]}, "
     alt += f"{gigabytes(vram[-1])} at K = {blocks[-1]}; SSD up to {gigabytes(ssd[-1])}"
@@ -69,7 +60,9 @@ def _distance_panel(run: Run) -> Panel:
     names, to_e = result["tables"], result["distance"][0][1:]
 
     def draw(axes: Axes) -> None:
-        heatmap(axes, result["distance"], "mean cosine distance", written="z.2f" if len(names) < 12 else None)
+        drawing.heatmap(
+            axes, result["distance"], "mean cosine distance", written="z.2f" if len(names) < 12 else None
+        )
         axes.set_xticks(range(len(names)), names, fontsize=9)
         axes.set_yticks(range(len(names)), names, fontsize=9)
 
@@ -118,11 +111,11 @@ def _slots_panel(run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         rows, written = [row or [None] * slots for row in last], "z.2f" if slots < 10 else None
-        heatmap(axes, rows, "mean weight", limits=(0, highest), written=written)
+        drawing.heatmap(axes, rows, "mean weight", limits=(0, highest), written=written)
         axes.set_xticks(range(slots), [*(f"M{slot + 1}" for slot in range(slots - 1)), "null"], fontsize=9)
         axes.set_xlabel(f"slots, on {text}")
         axes.set_yticks(range(10))
-        axes.set_ylabel(DECILES)
+        axes.set_ylabel(drawing.DECILES)
 
     alt = f"Heatmap of deciles by slots in the last layer of {run}, on {text}; null bank "
     title = f"Router weights, last layer: {short(run.name)}"
@@ -133,18 +126,18 @@ def _null_panel(run: Run) -> Panel:
     layers = run.result("routing")["by_layer"]
 
     def draw(axes: Axes) -> None:
-        for number, (layer, colour) in enumerate(zip(layers, sequence(len(layers)), strict=True)):
+        for number, (layer, colour) in enumerate(zip(layers, drawing.sequence(len(layers)), strict=True)):
             final = number == len(layers) - 1
             label = f"layer {number}" if number == 0 else f"layer {number}, the last" if final else None
             axes.plot(
                 range(10),
-                numbers(null_bank(layer)),
-                color=PALETTE[1] if final else colour,
-                marker=MARKERS[1 if final else 0],
+                drawing.numbers(null_bank(layer)),
+                color=drawing.PALETTE[1] if final else colour,
+                marker=drawing.MARKERS[1 if final else 0],
                 linewidth=2.4 if final else 1.2,
                 label=label,
             )
-        decile_axis(axes, "mean weight of the null bank")
+        drawing.decile_axis(axes, "mean weight of the null bank")
 
     alt = f"Lines over ten deciles, one for each of {len(layers)} layers; the last: "
     title = f"The null bank in every layer: {short(run.name)}"
@@ -189,10 +182,10 @@ def _drop_panels(runs: Runs) -> list[Panel]:
 def _drop_panel(run: Run, name: str, changes: list[float]) -> Panel:
     def draw(axes: Axes) -> None:
         change = [value * 100 for value in changes]
-        axes.bar(range(len(change)), change, 0.7, color=PALETTE[run.place % len(PALETTE)])
-        zero_line(axes)
+        axes.bar(range(len(change)), change, 0.7, color=drawing.PALETTE[run.place % len(drawing.PALETTE)])
+        drawing.zero_line(axes)
         if max(map(abs, change)) > 100:
-            log_scale(axes, linthresh=10)
+            drawing.log_scale(axes, linthresh=10)
         axes.set_xlabel("layer whose memory is taken out")
         axes.set_ylabel("change of the perplexity, %")
         axes.locator_params(axis="x", integer=True)

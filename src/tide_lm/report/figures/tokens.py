@@ -3,20 +3,7 @@
 from functools import partial
 from operator import lt
 
-from tide_lm.report import paper
-from tide_lm.report.drawing import (
-    GROUPS,
-    Values,
-    by_decile,
-    decile_axis,
-    legend,
-    log_scale,
-    look,
-    numbers,
-    sequence,
-    token_axis,
-    zero_line,
-)
+from tide_lm.report import drawing, paper
 from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside, of_each
 from tide_lm.report.formatting import (
     NOT_MEASURED,
@@ -33,10 +20,14 @@ from tide_lm.report.results import Run, alike
 
 
 def _norm_panels(runs: Runs) -> list[Panel]:
-    means: dict[Run, Values] = {run: run.result("norms")["embedding"] for run in runs}
+    means: dict[Run, drawing.Values] = {run: run.result("norms")["embedding"] for run in runs}
     alt = f"Lines over ten deciles, rarest to commonest: {ends_of_lines(means, three_digits)}"
     return [
-        Panel("Mean norm of a token's row in E", alt, lambda axes: by_decile(axes, "mean L2 norm", means)),
+        Panel(
+            "Mean norm of a token's row in E",
+            alt,
+            lambda axes: drawing.by_decile(axes, "mean L2 norm", means),
+        ),
         *map(_spread_panel, runs),
         *(_growth_panel(run) for run in runs if len(run.result("norms")["growth"]) > 1),
         *(_tables_panel(run) for run in runs if run.result("norms")["tables"]),
@@ -48,14 +39,14 @@ def _spread_panel(run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         for group in ("rare", "common"):
-            ids, colour = spread[group]["ids"], GROUPS[group]
+            ids, colour = spread[group]["ids"], drawing.GROUPS[group]
             shares = [number / max(ids, 1) for number in spread[group]["histogram"]]
             axes.stairs(shares, spread["edges"], fill=True, alpha=0.3, color=colour)
             label = f"{group} ({ids:,} tokens)"
             axes.stairs(shares, spread["edges"], color=colour, label=label, linewidth=1.4)
         axes.set_xlabel("L2 norm of a row of E")
         axes.set_ylabel("share of the group's tokens")
-        legend(axes)
+        drawing.legend(axes)
 
     means = ", ".join(f"{group} mean {three_digits(spread[group]['mean'])}" for group in ("rare", "common"))
     return Panel(f"Rare and common rows: {short(run.name)}", f"Histograms of norms in {run}: {means}", draw)
@@ -66,12 +57,12 @@ def _growth_panel(run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         tokens = [point["tokens"] for point in points]
-        for decile, colour in enumerate(sequence(10)):
+        for decile, colour in enumerate(drawing.sequence(10)):
             grown = [growth(point["embedding"][decile], points[0]["embedding"][decile]) for point in points]
             label = {0: "0, rarest", 9: "9, commonest"}.get(decile)
-            axes.plot(tokens, numbers(grown), color=colour, label=label, marker=".")
-        zero_line(axes)
-        token_axis(axes, "change since the first, %", "decile")
+            axes.plot(tokens, drawing.numbers(grown), color=colour, label=label, marker=".")
+        drawing.zero_line(axes)
+        drawing.token_axis(axes, "change since the first, %", "decile")
 
     alt = f"Lines over training, one per decile: {_growth_in_words(run)} on the rarest and the commonest"
     return Panel(f"Growth over training: {short(run.name)}", alt, draw)
@@ -83,8 +74,8 @@ def _tables_panel(run: Run) -> Panel:
     def draw(axes: Axes) -> None:
         for block, values in enumerate(tables):
             label = f"each of {len(tables)} tables" if block == 0 else None
-            axes.plot(range(10), numbers(values), **(look(run) | {"label": label}), alpha=0.6)
-        decile_axis(axes, "mean L2 norm, before RMSNorm")
+            axes.plot(range(10), drawing.numbers(values), **(drawing.look(run) | {"label": label}), alpha=0.6)
+        drawing.decile_axis(axes, "mean L2 norm, before RMSNorm")
 
     alt = f"Lines over ten deciles, one for each of {len(tables)} tables of {run}"
     return Panel(f"Norms in the tables: {short(run.name)}", alt, draw)
@@ -134,12 +125,12 @@ def _update_panel(name: str, run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         for label, values, style, colour in (
-            ("occurrences", [row.get("occurrences") for row in rows], "s--", GROUPS["common"]),
-            ("expected updates", expected, "o-", GROUPS["rare"]),
+            ("occurrences", [row.get("occurrences") for row in rows], "s--", drawing.GROUPS["common"]),
+            ("expected updates", expected, "o-", drawing.GROUPS["rare"]),
         ):
-            axes.plot(range(10), numbers(values), style, color=colour, label=label)
-        log_scale(axes)
-        decile_axis(axes, f"in {count(result['tokens'])} tokens")
+            axes.plot(range(10), drawing.numbers(values), style, color=colour, label=label)
+        drawing.log_scale(axes)
+        drawing.decile_axis(axes, f"in {count(result['tokens'])} tokens")
 
     alt = f"Lines over ten deciles, on a log scale: expected updates {ends(expected, count)} in {name}, and "
     return Panel(f"Updates of a row: {short(name)}", alt + "occurrences", draw)
@@ -189,7 +180,7 @@ UPDATES = Figure(
 )
 
 
-def gradient_lines(run: Run) -> dict[str, Values]:
+def gradient_lines(run: Run) -> dict[str, drawing.Values]:
     """Return lines by decile: the two parts of E, and all tables together."""
     result = run.result("gradients")
     lines = {
@@ -206,7 +197,9 @@ def _gradient_panel(run: Run) -> Panel:
     lines = gradient_lines(run)
 
     def draw(axes: Axes) -> None:
-        by_decile(axes, "squared norm, summed over steps", lines, colours=GROUPS.values(), log=True)
+        drawing.by_decile(
+            axes, "squared norm, summed over steps", lines, colours=drawing.GROUPS.values(), log=True
+        )
 
     alt = f"Lines over ten deciles, log scale: {ends_of_lines(lines, three_digits)}"
     return Panel(f"Gradient of a row: {short(run.name)}", alt, draw, 3.6)
