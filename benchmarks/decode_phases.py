@@ -1,4 +1,4 @@
-"""What a token's time in the decode kernel goes to, and how its constants change it. Needs a GPU.
+"""The time of one token in the decode kernel, phase by phase, and how its constants change it. Needs a GPU.
 
 python benchmarks/decode_phases.py tide-8e-1b --try '{"WARPS": 8}' --try '{"SPLITS": 8}' --json FILE
 """
@@ -27,7 +27,7 @@ PHASES = [
 
 @torch.no_grad()
 def milliseconds(decoder, start=128, end=1152):
-    """Of a token, the steps being captured and not waited for."""
+    """Return the time of one token, with steps that are captured and not waited for."""
     found = []
     for _ in range(3):
         decoder.forward.cache.place_B.fill_(start)
@@ -45,7 +45,7 @@ def milliseconds(decoder, start=128, end=1152):
 
 @torch.no_grad()
 def phases(forward, place=640):
-    """Microseconds from the median layer's beginning to each mark, in the first and in the last block."""
+    """Return microseconds from the median layer's start to each mark, in the first and the last block."""
     kernel = forward.kernel
     forward.cache.place_B.fill_(place)
     for _ in range(3):

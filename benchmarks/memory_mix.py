@@ -1,4 +1,4 @@
-"""Why the memory's reference is written as it is: other ways to the same result, timed on this machine.
+"""The memory's reference beside other ways to the same result, timed on this machine.
 
     OMP_NUM_THREADS=1 python benchmarks/memory_mix.py --json results/cpu/memory_mix.json
 
@@ -39,7 +39,7 @@ def mix_by_matmul(
 
 
 def look_up_by_embedding(ids_U: torch.Tensor, table_VKD: torch.Tensor) -> torch.Tensor:
-    """As in `EmbeddingMemory`."""
+    """Look rows up as `EmbeddingMemory` does."""
     return nn.functional.embedding(ids_U, table_VKD.flatten(1)).unflatten(-1, table_VKD.shape[1:])
 
 
@@ -56,13 +56,13 @@ LOOKUPS: dict[str, Way] = {
 
 
 def step(way: Way, inputs: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
-    """The output, and the gradients of the inputs that want one; `grad` is the output's."""
+    """Return the output, and the gradients of the inputs that need one; `grad` is the output's."""
     output = way(*inputs)
     return [output, *torch.autograd.grad(output, [x for x in inputs if x.requires_grad], grad)]
 
 
 def measure(ways: dict[str, Way], inputs: list[torch.Tensor], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way, after a check that all agree."""
+    """Return the median milliseconds of each way, after a check that all agree."""
     first = next(iter(ways.values()))
     grad = torch.randn(first(*inputs).shape)  # dense, as a model sends it down
     expected = step(first, inputs, grad)

@@ -20,7 +20,7 @@ from tide_lm.run.provenance import write_record
 
 
 def milliseconds(work: Callable[[], object], rounds: int) -> float:
-    """Median time of `work`, each time with an empty cache and its launch waiting in the queue."""
+    """Return the median time of `work`; each time the cache is empty and the launch waits in the queue."""
     taken, flush = [], torch.empty(2**28, dtype=torch.uint8, device="cuda")
     for warm in range(-3, rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

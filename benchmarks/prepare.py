@@ -36,7 +36,7 @@ def write_corpus(path: Path, megabytes: int) -> None:
 
 
 def bare_loop(corpus: Path, tokenizer: Path) -> float:
-    """Seconds to encode the corpus and keep nothing of it; reading it is not counted."""
+    """Return the seconds to encode the corpus and keep nothing of it; reading it is not counted."""
     backend = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     texts = [json.loads(line)["text"] for line in corpus.open("rb")]
     start = time.perf_counter()
@@ -46,7 +46,7 @@ def bare_loop(corpus: Path, tokenizer: Path) -> float:
 
 
 def timed_prepare(corpus: Path, tokenizer: Path, processes: int) -> float:
-    """Seconds of the whole call: loading the tokenizer, starting processes, reading and writing included."""
+    """Return the seconds of the whole call, from loading the tokenizer to writing the last shard."""
     with tempfile.TemporaryDirectory(dir=corpus.parent) as folder:
         start = time.perf_counter()
         prepare(str(corpus), Path(folder, "out"), tokenizer=str(tokenizer), processes=processes)
@@ -54,7 +54,7 @@ def timed_prepare(corpus: Path, tokenizer: Path, processes: int) -> float:
 
 
 def peak_memory(corpus: Path, tokenizer: Path) -> float:
-    """Peak resident megabytes of a process that does nothing else."""
+    """Return the peak resident megabytes of a process that does nothing else."""
     command = [sys.executable, __file__, "--peak-of", str(corpus), str(tokenizer)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

@@ -27,7 +27,7 @@ BETAS, EPS, DECAY, RATE = (0.9, 0.95), 1e-8, 0.1, 1e-4
 
 
 def chances(V: int, rows: int) -> torch.Tensor:
-    """Each row's chance to learn in a step of as many tokens of Zipf's law as give `rows` rows on average."""
+    """Return each row's chance to learn, by Zipf's law, in a step with `rows` rows on average."""
     zipf_V = 1 / torch.arange(1, V + 1, dtype=torch.float64)
     zipf_V /= zipf_V.sum()
     few, many = 1.0, 1e12
@@ -41,7 +41,7 @@ def chances(V: int, rows: int) -> torch.Tensor:
 
 
 def draw_rows(V: int, rows: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a step, and how many steps in a row each has missed before it."""
+    """Return the rows of a step, and how many steps in a row each has missed before it."""
     chance_V = chances(V, rows)
     ids_U = (torch.rand(V, dtype=torch.float64) < chance_V).nonzero()[:, 0]
     missed_U = torch.rand(len(ids_U), dtype=torch.float64).log() / torch.log1p(-chance_V[ids_U])
@@ -49,7 +49,7 @@ def draw_rows(V: int, rows: int, steps: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def milliseconds(work: Callable[[], object], prepare: Callable[[], object], rounds: int, cuda: bool) -> float:
-    """Median time of `work`, each after a `prepare` that does not count."""
+    """Return the median time of `work`, each after a `prepare` that does not count."""
     taken = []
     for warm in range(-2, rounds):
         prepare()
@@ -84,7 +84,7 @@ def measure(
     before = [tensor[ids_U] for tensor in table.state]
 
     def put_back(missed_U: torch.Tensor) -> None:
-        """Rows as they were before, so many steps behind."""
+        """Put rows back as they were, so many steps behind."""
         for tensor, old in zip(table.state, before, strict=True):
             tensor[ids_U] = old
         table.last_V[ids_U] = table.touched_V[ids_U] = steps - missed_U

@@ -1,4 +1,4 @@
-"""Why the store's reader is written as it is: other ways to the same rows, timed on this machine's disk.
+"""The store's reader beside other ways to the same rows, timed on this machine's disk.
 
     OMP_NUM_THREADS=1 python benchmarks/store_reader.py --json results/cpu/store_reader.json
 
@@ -30,7 +30,7 @@ Way = Callable[[np.ndarray], np.ndarray]
 
 
 def ways(path: Path) -> dict[str, Way]:
-    """As the reader was, and as it is."""
+    """Return the reader as it was, and as it is."""
     threads, asynchronous = reader.StoreFile(path), reader.StoreFile(path)
     threads.is_async = False
 
@@ -56,7 +56,7 @@ def ways(path: Path) -> dict[str, Way]:
 
 
 def measure(path: Path, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way, after a check that all agree."""
+    """Return the median milliseconds of each way, after a check that all agree."""
     found, random = ways(path), np.random.default_rng(0)
     header = reader.StoreFile(path).header
     ids = np.arange(TOKENS)

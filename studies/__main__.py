@@ -43,7 +43,7 @@ def run(
         int, typer.Option("--processes", min=1, help="Processes side by side: six fill a large GPU.")
     ] = 1,
 ) -> None:
-    """Train and look into what is not done yet; call it again until all is done."""
+    """Train and diagnose the runs that are not done; call it again until all are."""
     from studies.plan import plan
     from studies.runner import Places, run_all, side_by_side
 

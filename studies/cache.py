@@ -1,4 +1,4 @@
-"""How many rows a cache finds: its hit rate by its bytes, on held-out text, with a store on disk.
+"""The hit rate of a cache of rows by its bytes, on held-out text, with a store on disk.
 
 Shapes: V vocabulary, N tokens of a text, U different tokens of one fetch, R bytes of a row.
 """
@@ -38,7 +38,7 @@ def measure(
     folder: Path,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Looks texts up in a store of a preset's rows, with the ids and counts of prepared data, at all budgets.
+    """Look texts up in a store of a preset's rows, with the ids and counts of prepared data, at all budgets.
 
     The store holds random bytes, and is in `folder` for as long as it takes.
     """
@@ -82,7 +82,7 @@ def measure(
 
 
 def first_tokens(text: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> np.ndarray:
-    """Of a text's documents, one after another."""
+    """Return the first tokens of a text, document by document."""
     pieces, tokens = [], 0
     for piece in chain.from_iterable(document_tokens(str(text), "text", tokenizer, TextSize())):
         pieces.append(piece)
@@ -95,13 +95,13 @@ def first_tokens(text: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> n
 
 
 def budgets(table_bytes: int) -> list[int]:
-    """Nothing, powers of two from 1 MiB on, and the whole table."""
+    """Return the cache sizes: nothing, powers of two from 1 MiB on, and the whole table."""
     powers = (1 << power for power in range(20, table_bytes.bit_length()))
     return [0, *(size for size in powers if size < table_bytes), table_bytes]
 
 
 def at_budget(file: StoreFile, cache_bytes: int, streams: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What a cache of so many bytes finds of each text, and what it would by one thing alone.
+    """Return the hits of a cache of so many bytes on each text, and the hits of two simpler caches.
 
     `by_frequency` has the rows that are most frequent in training all the time, and `by_use` those that were
     used last; token by token, as decoding does.
@@ -121,7 +121,7 @@ def at_budget(file: StoreFile, cache_bytes: int, streams: Mapping[str, np.ndarra
 
 
 def look_up(rows: StoredRows, tokens_N: np.ndarray, at_once: int) -> dict[str, Any]:
-    """Fetches the rows of a text, of so many tokens at once the different ones."""
+    """Fetch the rows of a text: the distinct ones of so many tokens at a time."""
     into_UR = np.empty((at_once, rows.file.header.codec.row_bytes), np.uint8)
     seconds = []
     for start in range(0, len(tokens_N), at_once):
@@ -141,7 +141,7 @@ def look_up(rows: StoredRows, tokens_N: np.ndarray, at_once: int) -> dict[str, A
 
 
 def hits_by_use(tokens_N: np.ndarray, rows: int) -> int:
-    """Of a cache that begins empty and drops the row that was not asked for the longest."""
+    """Return the hits of a cache that begins empty and drops the row that was used least recently."""
     cached: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for token in tokens_N.tolist():

@@ -1,4 +1,4 @@
-"""Tables and figure on rows in memory, from results/study/cache.json."""
+"""Tables and the figure of rows in memory, from results/study/cache.json."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Cache = Mapping[str, Any]  # what `studies.cache.measure` found
 
 
 def read(results: Path) -> Cache | None:
-    """What `python -m studies cache` wrote, if it did."""
+    """Read what `python -m studies cache` wrote; return None if it has not run."""
     path = results / "cache.json"
     if not path.exists():
         return None
@@ -25,7 +25,7 @@ def read(results: Path) -> Cache | None:
 
 
 def store(cache: Cache) -> str:
-    """The store that is read from, and the text that is looked up in it."""
+    """Return the store that is read, and the texts that are looked up in it."""
     rows = {
         "shape": f"`{cache['model']}`",
         "bits per number": f"{cache['bits']}",
@@ -39,12 +39,12 @@ def store(cache: Cache) -> str:
 
 
 def figure(cache: Cache) -> str:
-    """The figure, with its numbers in words."""
+    """Return the figure, with its numbers in words."""
     return f"![{cache_hits(cache).alt}](study/cache.svg)"
 
 
 def hits(cache: Cache) -> str:
-    """What a cache finds, by its bytes."""
+    """Return the hit rate of a cache by its bytes."""
     texts = cache["texts"]
     named = [*(f"{name}, %" for name in texts), *(f"{name}, by frequency alone, %" for name in texts)]
     return table(["cache, MiB", "vocabulary, %", *named], map(_rates, cache["curve"]))
@@ -57,7 +57,7 @@ def _rates(point: Mapping[str, Any]) -> list[str]:
 
 
 def with_default(cache: Cache) -> str:
-    """All that was measured with the default size."""
+    """Return all that was measured with the default size."""
     (point,) = (one for one in cache["curve"] if one["cache_bytes"] == cache["default_cache_bytes"])
     rows = []
     for name, found in point["texts"].items():

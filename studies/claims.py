@@ -1,4 +1,4 @@
-"""The paper's claims, and what is a confirmation of each."""
+"""The paper's claims, each with the rule that confirms it."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ CONFIRMED, NOT_CONFIRMED, UNKNOWN, NOT_RUN = "confirmed", "not confirmed", "cann
 
 
 class Claim(NamedTuple):
-    """`find` looks at one recipe. What is said `of_base` has no recipe."""
+    """A claim of the paper. `find` judges one recipe; a claim `of_base` has no recipe."""
 
     text: str
     paper: str

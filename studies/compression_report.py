@@ -13,7 +13,7 @@ def _measured(study: Study) -> list[Run]:
 
 
 def forms(study: Study) -> str:
-    """What each form of the tables costs."""
+    """Return what each form of the tables costs."""
     if not (measured := _measured(study)):
         raise ValueError("no run of TIDE-8E has tables that were compressed: run the study first")
     rows = []

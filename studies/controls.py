@@ -1,4 +1,4 @@
-"""What else the parameters of TIDE's tables could do.
+"""Controls: other uses of the parameters of TIDE's tables.
 
 Each control has the K tables of TIDE, of V x D numbers each. Those with tables of their own for each layer
 have one a layer, so that K is the number of layers. TIDE with `memory_own_block` is a control as well, and
@@ -39,7 +39,7 @@ class InputOnlyModel(TideModel):
 
     @property
     def share(self) -> float:
-        """Of each row."""
+        """The weight of each row."""
         return 1 / (self.config.num_memory_blocks + 1)
 
     def forward(
@@ -106,7 +106,7 @@ class _OwnTables(TideModel):
 
 @strict
 class LayerTablesConfig(TideConfig):
-    """If `narrow`, layers have no more parameters than those of other models."""
+    """A config; if `narrow`, layers have no more parameters than those of other models."""
 
     model_type = "tide-layer-tables"
 
@@ -114,7 +114,7 @@ class LayerTablesConfig(TideConfig):
 
 
 def narrower_ffn(config: TideConfig, matrices: float = 2) -> LlamaMLP:
-    """An FFN without as many parameters as so many matrices of D x D have, to a multiple of 8."""
+    """Return an FFN that is narrower by the parameters of so many matrices of D x D, to a multiple of 8."""
     narrow = copy(config)
     narrow.intermediate_size = 8 * round((config.intermediate_size - matrices * config.hidden_size / 3) / 8)
     return LlamaMLP(narrow)
@@ -146,7 +146,7 @@ class LayerTablesModel(_OwnTables):
 
 
 class LayerTables(TideForCausalLM):
-    """One table a layer, without a router. With `memory_values` a layer's row is in its values too."""
+    """One table per layer, without a router. With `memory_values` a layer's row is in its values too."""
 
     config_class = LayerTablesConfig
     decoder_class = LayerTablesModel
@@ -199,7 +199,7 @@ _OF_ITS_KIND = {"auto_map", "model_type", "transformers_version"}
 
 
 def builder(kind: type[TideForCausalLM], **changes: Any) -> Callable[[TideConfig], TideForCausalLM]:
-    """Makes models of a kind from the shape that a trainer gives."""
+    """Return a function that makes models of a kind from the shape that a trainer gives."""
 
     def build(shape: TideConfig) -> TideForCausalLM:
         values = {name: getattr(shape, name) for name in shape.to_diff_dict() if name not in _OF_ITS_KIND}

@@ -25,7 +25,7 @@ class Both(Corpus):
 
 
 def prepare(corpus: Path, out: Path, vocabulary: int, tokenizer: str | None, processes: int) -> Manifest:
-    """Shards of a corpus, with a tokenizer that is trained on it unless one is given."""
+    """Write the shards of a corpus, with a tokenizer that is trained on it unless one is given."""
     settings = Settings(str(corpus), tokenizer, vocabulary, validation=0.0)
     training, validation = (sources.parts(str(corpus / files)) for files in (TRAINING, VALIDATION))
     return prepare_corpus(Both(training, validation), training, settings, out, processes)

@@ -18,7 +18,7 @@ def model_of(run: Kept) -> str:
 
 
 def name_of(run: Kept) -> str:
-    """The model and its recipe."""
+    """Return the model and its recipe."""
     return model_of(run) if run.record["model"] == "base" else f"{model_of(run)} ({run.record['recipe']})"
 
 
@@ -31,7 +31,7 @@ def opened(kept: Sequence[Kept]) -> list[Run]:
 
 
 def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
-    """A bar for each kind, a dot for each seed."""
+    """Draw a bar for each kind, and a dot for each seed."""
     found = {}
     for runs in kinds:
         record = runs[0].record
@@ -55,7 +55,7 @@ def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
 
 
 def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
-    """A line for each kind, and a band one deviation wide."""
+    """Draw a line for each kind, in a band that is one deviation wide on each side."""
 
     def draw(axes: Axes) -> None:
         for number, runs in enumerate(kinds):
@@ -75,7 +75,7 @@ def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
 
 
 def cache_hits(cache: Mapping[str, Any]) -> Panel:
-    """A line for each text, and a thin one for a cache that begins empty."""
+    """Draw a line for each text, and a thin one for a cache that begins empty."""
     curve = [point for point in cache["curve"] if point["cache_bytes"]]
     found = {
         text: [100 * point["texts"][text]["decode"]["hit_rate"] for point in curve] for text in cache["texts"]

@@ -1,6 +1,6 @@
-"""What the runs of one recipe say to a claim of the paper, in words, and whether it holds.
+"""The findings: what the runs of one recipe say to a claim of the paper, and whether it holds.
 
-None stands for runs that are not there.
+A finding is None if its runs are not there.
 """
 
 import math
@@ -51,7 +51,7 @@ def half_the_tokens_alone(study: Study, recipe: str) -> Finding | None:
 
 
 def _by_blocks(study: Study, recipe: str) -> dict[int, Kept] | None:
-    """Runs of every K, or nothing."""
+    """Return the runs of every K, or None."""
     found = study.by_blocks(recipe)
     return found if len(found) == len(BLOCKS) else None
 
@@ -122,7 +122,7 @@ def falling_gains(study: Study, recipe: str) -> Finding | None:
 
 
 def _rare_and_common(pairs: Iterable[tuple[Kept, Kept]]) -> list[tuple[float, float]]:
-    """What rare and common tokens gain, by pairs of a base and a run."""
+    """Return what rare and common tokens gain, for each pair of a base and a run."""
     return [
         (_group(base, "rare") - _group(run, "rare"), _group(base, "common") - _group(run, "common"))
         for base, run in pairs
@@ -138,7 +138,7 @@ def rare_gain_more(study: Study, recipe: str) -> Finding | None:
 
 
 def _times(gains: Sequence[tuple[float, float]], theirs: float) -> Finding | None:
-    """How many times as much rare tokens gain; near what the paper has, or more."""
+    """Return how many times as much rare tokens gain, beside the paper's number."""
     if not gains:
         return None
     if min(common for _, common in gains) <= 0:
@@ -174,7 +174,7 @@ def _looked(study: Study, model: str, recipe: str, what: str) -> dict[str, Any] 
 
 
 def _null_bank(study: Study, recipe: str) -> list[list[float]] | None:
-    """Its weight by layer and decile."""
+    """Return the null bank's weight by layer and decile."""
     if (found := _looked(study, "tide", recipe, "routing")) is None:
         return None
     by_layer = [[row[-1] for row in layer[:10] if row is not None] for layer in found["by_layer"]]
@@ -201,7 +201,7 @@ def null_bank_rises(study: Study, recipe: str) -> Finding | None:
 
 
 def _rank_correlation(values: Sequence[float]) -> float:
-    """Of values with their places; 0 where all are equal."""
+    """Return the rank correlation of values with their places; 0 where all are equal."""
     if len(set(values)) == 1:
         return 0.0
     ordered = sorted(values)
@@ -210,7 +210,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
 
 
 def _blocks_of_last_layer(study: Study, recipe: str) -> list[list[float]] | None:
-    """Weights of the blocks by decile."""
+    """Return the weights of the blocks by decile."""
     if (found := _looked(study, "tide", recipe, "routing")) is None:
         return None
     return [row[:-1] for row in found["by_layer"][-1][:10] if row is not None]
@@ -230,7 +230,7 @@ def one_block_is_large(study: Study, recipe: str) -> Finding | None:
 
 
 def _layer_drop(study: Study, recipe: str) -> list[list[float]] | None:
-    """By text and layer, how much the perplexity changes."""
+    """Return how much the perplexity changes, by text and layer."""
     if (found := _looked(study, "tide", recipe, "layer-drop")) is None:
         return None
     return [text["change"] for text in found["texts"].values()]
@@ -303,7 +303,7 @@ def amplification(study: Study, recipe: str) -> Finding | None:
 
 
 def _cost(study: Study, recipe: str, form: str) -> list[float] | None:
-    """By text, how much more perplexity there is with the tables in a form; infinite where it has none."""
+    """Return, by text, how much higher the perplexity is with the tables in a form; it may be infinite."""
     if (found := _looked(study, "tide", recipe, "compression")) is None:
         return None
     for record in found["forms"]:
@@ -349,7 +349,7 @@ def rare_norms_decline(study: Study, recipe: str) -> Finding | None:
 
 
 def _separation(found: dict[str, Any], measure: str) -> dict[str, list[float]]:
-    """The mean distance of pairs, by category and layer."""
+    """Return the mean distance of pairs, by category and layer."""
     categories = found["categories"].items()
     return {
         name: [mean(layer) for layer in zip(*category[measure], strict=True)] for name, category in categories

@@ -1,4 +1,4 @@
-"""What the study's page is written in."""
+"""Tables in Markdown."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""The numbers in README.md and docs/*.md: every generated block by its name, with what makes it."""
+"""The generated blocks of README.md and docs/*.md, by name, each with the function that makes it."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""docs/pictures: the report and the explorer of a demo, as a browser shows them."""
+"""The files of docs/pictures: the report and the explorer of a demo, as a browser shows them."""
 
 import shutil
 import socket
@@ -26,7 +26,7 @@ TEXT = "The function returns a list of strings, and the mutex is released before
 
 
 def take(demo: Path, folder: Path, tell: Callable[[str], None]) -> None:
-    """Writes PNG files of what a person sees who follows the README."""
+    """Write PNG files of what a reader of the README sees."""
     sync_api = require("playwright.sync_api", "a picture", "dev")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     folder.mkdir(parents=True, exist_ok=True)

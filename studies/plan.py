@@ -1,4 +1,4 @@
-"""What the study trains, in the order of its worth: a piece of it that ends early has the best of it."""
+"""The study's runs, the most important first, so that a study that ends early has them."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ SCALE = "model.memory_value_scale"
 
 @dataclass(frozen=True)
 class Size:
-    """How a size of model is trained."""
+    """The settings that a size of model is trained with."""
 
     sequence: int
     batch: int
@@ -61,16 +61,16 @@ class Run:
 
     @property
     def slug(self) -> str:
-        """Its name in paths and records."""
+        """Return its name in paths and records."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name)
 
     @property
     def row_lazy(self) -> bool:
-        """Whether the tables are trained row by row; otherwise the optimiser moves them as a whole."""
+        """Tell whether row-lazy AdamW trains the tables; otherwise the optimiser moves them as a whole."""
         return self.model in ("base", "tide")
 
     def config(self, data: Path, gpu: bool) -> RunConfig:
-        """One pass over the training text, or over its share of it."""
+        """Return the settings of one pass over the training text, or over the run's share of it."""
         size = SIZES[self.size]
         steps = int(self.share * ((len(TokenSplit(data, "train")) - 1) // (size.sequence * size.batch)))
         values: dict[str, Any] = {
@@ -156,7 +156,7 @@ def search() -> list[Run]:
 
 
 def final() -> list[Run]:
-    """What the verdicts rest on."""
+    """Return the runs that the verdicts rest on."""
     best = [Run("tide", "best", "small", 8, look=True), Run("input-only", "best", "small", 8)]
     seeds = [
         Run(model, recipe, "small", k, seed)

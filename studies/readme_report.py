@@ -1,4 +1,4 @@
-"""The README's own tables: what the study and the demo found, in short, and what a model costs."""
+"""The README's own tables: the results of the study and the demo in short, and the cost of a model."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ GAINS: dict[Kind, str] = {  # by model and recipe
 
 
 def gains(study: Study) -> str:
-    """How much less loss than the base there is, by what 8 tables are used for."""
+    """Return the gain over the base for each use of 8 tables."""
     paper = study.gains("tide", "paper", k=8)
     best, published = _best(study, CONTROLS), _best(study, set(CONTROLS) - set(VALUES_BY_RECIPE))
     kinds = [
@@ -72,20 +72,20 @@ def _best(study: Study, models: Collection[str]) -> Kind:
 
 
 def claims(study: Study) -> str:
-    """Some of the paper's claims, as the study has them."""
+    """Return some of the paper's claims with the study's verdicts."""
     found = {verdict.claim: verdict for verdict in verdicts(study)}
     return table(CLAIM_COLUMNS, [claim_row(found[text]) for text in SHOWN])
 
 
 def verdict_counts(study: Study) -> str:
-    """How many claims have each verdict."""
+    """Return how many claims have each verdict."""
     found = Counter(verdict.verdict for verdict in verdicts(study))
     counts = {name: found.pop(name, 0) for name in (CONFIRMED, NOT_CONFIRMED, UNKNOWN)} | found
     return table(["claims", *counts], [[str(sum(counts.values())), *map(str, counts.values())]])
 
 
 def smaller_tables(study: Study) -> str:
-    """What the best forms cost a model of the default recipe, on the text that loses most."""
+    """Return what the best forms cost a model of the default recipe, on the text that loses most."""
     (run,) = (run for run in opened(study.looked) if run.name == "TIDE-8E (best)")
     result = run.result("compression")
     forms = {form["form"]: form for form in result["forms"]}
@@ -100,7 +100,7 @@ def smaller_tables(study: Study) -> str:
 
 
 def demo(result: Mapping[str, Any]) -> str:
-    """Both of the demo's models by the frequency of the token to predict."""
+    """Return the losses of the demo's two models by the frequency of the predicted token."""
     base, tide = result["base"], result["tide"]
     pairs = {
         "0, the rarest": [model["loss_by_decile"][0] for model in (base, tide)],
@@ -113,7 +113,7 @@ def demo(result: Mapping[str, Any]) -> str:
 
 
 def demo_setting(result: Mapping[str, Any]) -> str:
-    """How much text the demo's models saw, where, and how long it took."""
+    """Return how much text the demo's models saw, on which machine, and how long it took."""
     about = result["provenance"]
     python, machine = ".".join(about["python"].split(".")[:2]), about["machine"]
     return (
@@ -123,7 +123,7 @@ def demo_setting(result: Mapping[str, Any]) -> str:
 
 
 def waiting_times(result: Mapping[str, Any], demo: Mapping[str, Any]) -> str:
-    """How long a newcomer waits for each command, once all is set up, and for all of it."""
+    """Return how long each command takes once all is set up, and all of them together."""
     seconds, cores = result["seconds"], result["provenance"]["machine"]["cores"]
     tests, first, everything = (
         f"{each / 60:.0f} minutes" for each in (seconds["test"], demo["seconds"], sum(seconds.values()))
@@ -135,7 +135,7 @@ def waiting_times(result: Mapping[str, Any], demo: Mapping[str, Any]) -> str:
 
 
 def estimated(model: str) -> str:
-    """What `tide-lm estimate` prints, as a terminal shows it."""
+    """Return what `tide-lm estimate` prints."""
     plain = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
     command = [sys.executable, "-m", "tide_lm", "estimate", model]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain)

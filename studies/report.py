@@ -66,33 +66,33 @@ def claim_row(verdict: Verdict) -> list[str]:
 
 
 def claims(study: Study) -> str:
-    """Every claim of the paper, what was found, and a verdict."""
+    """Return every claim of the paper with what was found and a verdict."""
     return table(CLAIM_COLUMNS, map(claim_row, verdicts(study)))
 
 
 def rules() -> str:
-    """What is a confirmation of each claim."""
+    """Return the rule by which each claim is confirmed."""
     return "\n".join(f"- {claim.text}: {claim.rule}." for claim in CLAIMS)
 
 
 def not_run(study: Study) -> str:
-    """What the plan has and nobody has run."""
+    """Return the planned runs that are not kept."""
     kept = {run.name for run in study.runs}
     return "; ".join(run.name for run in final() if run.slug not in kept) or "nothing"
 
 
 def tokens(study: Study) -> str:
-    """How many tokens every model was trained on."""
+    """Return how many tokens every model was trained on."""
     return f"{study.first('base', 'paper').record['tokens']:,}"
 
 
 def noise(study: Study) -> str:
-    """How far apart two single runs may be by chance."""
+    """Return how far apart two single runs may be by chance."""
     return "not known" if study.noise is None else f"{study.noise:.3f}"
 
 
 def gains_by_recipe(study: Study) -> str:
-    """What TIDE-8E gains with either recipe, of the seeds that both have."""
+    """Return the gains of TIDE-8E with both recipes, over the seeds that both have."""
     best, paper_gains = (study.gains("tide", recipe, k=8) for recipe in ("best", "paper"))
     seeds = best.keys() & paper_gains.keys()
     if not seeds:
@@ -105,7 +105,7 @@ def gains_by_recipe(study: Study) -> str:
 
 
 def beside_controls(study: Study) -> str:
-    """The controls that gain most, of all and of those without rows in values, and TIDE beside them."""
+    """Return the best control of all, the best without rows in values, and TIDE beside each."""
     best, without = (study.gains("tide", recipe, k=8) for recipe in ("best", "centre"))
     others = [model for model in CONTROLS if model not in WITH_VALUES]
     rows = [
@@ -118,7 +118,7 @@ def beside_controls(study: Study) -> str:
 
 
 def _lead(study: Study, models: Iterable[str], ours_with: Callable[[str], Mapping[int, float]]) -> list[str]:
-    """The control that gains most, and how far TIDE is ahead, of the seeds that both have.
+    """Return the control that gains most and TIDE's lead over it, over the seeds that both have.
 
     `ours_with` has TIDE's gains for a control's recipe. Nothing is returned where there is no pair.
     """
@@ -146,7 +146,7 @@ def _seeds(values: Collection[Any]) -> str:
 
 
 def setting(study: Study) -> str:
-    """How the small models were trained."""
+    """Return how the small models were trained."""
     run = study.first("base", "paper")
     config, record = run.config, run.record
     shape, optim, train = config.model.shape(), config.optim, config.train
@@ -166,7 +166,7 @@ def setting(study: Study) -> str:
 
 
 def places_by_decile(study: Study) -> str:
-    """How many places of the held-out text have a token of each decile to predict."""
+    """Return how many predicted tokens of the held-out text are in each decile."""
     counts = study.first("base", "paper").results["validation"]["tokens_by_decile"]
     return table(
         [DECILES, *map(str, range(len(counts)))], [["places to predict", *(f"{n:,}" for n in counts)]]
@@ -174,7 +174,7 @@ def places_by_decile(study: Study) -> str:
 
 
 def recipes() -> str:
-    """What the recipes set, as a run's settings have it."""
+    """Return the settings of both recipes."""
     settings = {
         f"{section}.{key}": [json.dumps(RECIPES[name][section][key]) for name in ("paper", "best")]
         for section, values in RECIPES["paper"].items()
@@ -184,7 +184,7 @@ def recipes() -> str:
 
 
 def _compared(study: Study) -> list[list[Kept]]:
-    """The base, TIDE-8E and the controls, the best first."""
+    """Return the base, TIDE-8E and the controls, the best first."""
     wanted = {("tide", recipe) for recipe in ("paper", "best", "centre", "values x5", "values x5, gated")}
     kinds = [kind for kind in study.kinds(8) if kind in wanted or kind[0] in CONTROLS]
     found = [study.of("base", "paper"), *(study.of(*kind, k=8) for kind in kinds)]
@@ -199,24 +199,24 @@ def own_figures(study: Study) -> dict[str, Panel]:
 
 
 def own_figure(study: Study, name: str) -> str:
-    """One of the study's own figures, with its numbers in words."""
+    """Return one of the study's own figures, with its numbers in words."""
     return f"![{own_figures(study)[name].alt}](study/{name}.svg)"
 
 
 def losses(study: Study) -> str:
-    """The base, TIDE-8E and the controls, the best first."""
+    """Return the losses of the base, TIDE-8E and the controls, the best first."""
     rows = [[*_named(runs[0]), *_numbers(runs, study)] for runs in _compared(study)]
     return table(["model", "recipe", "parameters", *_COLUMNS], rows)
 
 
 def recipes_tried(study: Study) -> str:
-    """How many recipes each model was trained with."""
+    """Return how many recipes each model was trained with."""
     tried = Counter(model for model, _ in study.kinds(8))
     return ", ".join(f"{model} {number}" for model, number in tried.most_common())
 
 
 def losses_by_k(study: Study) -> str:
-    """Losses by the number of blocks, of one seed."""
+    """Return the losses by the number of blocks, for one seed."""
     found = {recipe: study.by_blocks(recipe) for recipe in ("paper", "best")}
     if study.first(OWN_BLOCK, "best"):
         found["own block"] = study.by_blocks("best", OWN_BLOCK)
@@ -228,13 +228,13 @@ def losses_by_k(study: Study) -> str:
 
 
 def larger(study: Study) -> str:
-    """The runs of a larger model, the worst first."""
+    """Return the runs of a larger model, the worst first."""
     rows = [[*_named(run), *_numbers([run], study)] for run in study.of_size("medium")]
     return table(["model", "recipe", "parameters", *_COLUMNS], rows)
 
 
 def texts(study: Study) -> str:
-    """Perplexity on texts of other kinds than what was trained on."""
+    """Return the perplexity on texts of other kinds than the training text."""
     names, kinds, found = _perplexities(study)
     rows = [
         [*_named(runs[0])[:2], str(len(runs)), *(f"{spread:.1f}" for spread in spreads)]
@@ -244,7 +244,7 @@ def texts(study: Study) -> str:
 
 
 def best_by_text(study: Study) -> str:
-    """The model that is best on each text."""
+    """Return the best model for each text."""
     names, kinds, found = _perplexities(study)
     rows = []
     for number, name in enumerate(names):
@@ -255,7 +255,7 @@ def best_by_text(study: Study) -> str:
 
 
 def _perplexities(study: Study) -> tuple[list[str], list[list[Kept]], list[list[Spread]]]:
-    """Names of the texts, kinds of runs, and each kind's perplexities on all tokens and on words."""
+    """Return the texts, the kinds of runs, and each kind's perplexities on all tokens and on words."""
     names, kinds = list(study.first("base", "paper").texts), _compared(study)
     columns = [(name, words) for words in (False, True) for name in names]
     found = [[Spread.of([run.perplexity(*column) for run in runs]) for column in columns] for runs in kinds]
@@ -263,7 +263,7 @@ def _perplexities(study: Study) -> tuple[list[str], list[list[Kept]], list[list[
 
 
 def zero_shot(study: Study) -> str:
-    """Tasks on which some model is above chance."""
+    """Return the tasks on which some model is above chance."""
     found = {figures.name_of(run): run.tasks for run in study.looked if run.tasks}
     rows = []
     for task, name in paper.TASKS.items():
@@ -277,7 +277,7 @@ def zero_shot(study: Study) -> str:
 
 
 def search(study: Study) -> str:
-    """What the search for a recipe tried, the best first."""
+    """Return the recipes of the search, the best first."""
     tried = [run for run in study.whole if run.record["recipe"] not in ("paper", "best")]
     tried = [run for run in tried if run.record["seed"] == 0]
     tried.sort(key=lambda run: run.record["val_loss"])
@@ -286,7 +286,7 @@ def search(study: Study) -> str:
 
 
 def rows_after_training(study: Study) -> str:
-    """The tables' rows by the decile of their token."""
+    """Return the root mean square of the tables' rows by the decile of their token."""
     rows = []
     for recipe, run in _with_norms(study).items():
         size = run.config.model.shape().hidden_size
@@ -297,7 +297,7 @@ def rows_after_training(study: Study) -> str:
 
 
 def norm_eps(study: Study) -> str:
-    """What the norm adds to a row's mean square, and its root."""
+    """Return what the norm adds to a row's mean square, and its root."""
     run = next(iter(_with_norms(study).values()))
     eps = run.config.model.shape().rms_norm_eps
     return f"{eps:g}, the square of {eps**0.5:.4f}"
@@ -329,7 +329,7 @@ def _escaped(cell: str) -> str:
 
 
 def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
-    """Those that the runs have something for."""
+    """Yield the figures of the paper that the runs have results for."""
     for name, figure in FIGURES.items():
         chosen = list(study.by_blocks("paper").values()) if name in OF_BLOCKS else study.looked
         kept = [run for run in figures.opened(chosen) if figure.missing(run) is None]
@@ -350,7 +350,7 @@ def _named(run: Kept) -> list[str]:
 
 
 def _numbers(found: Sequence[Kept], study: Study) -> list[str]:
-    """Of runs of one kind: loss, that of both ends, and how much less it is than the base's of each seed."""
+    """Return the loss of one kind of runs, on all tokens and both end deciles, and its gain over the base."""
     losses = [[run.record["val_loss"], run.decile(0), run.decile(9)] for run in found]
     record = found[0].record
     gains = study.gains(record["model"], record["recipe"], record["size"], record["k"])

@@ -1,4 +1,4 @@
-"""What the study found: a record of each run, without its weights."""
+"""The study's results: a record of each run, without its weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -63,12 +63,12 @@ class Kept:
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """Tokens, and the loss on the validation text after them."""
+        """Return the validation loss by the tokens trained on."""
         lines = self.record["metrics"]
         return [(line["tokens"], line["validation"]["loss"]) for line in lines if "validation" in line]
 
     def perplexity(self, text: str, words: bool = False) -> float:
-        """On a text, or on those of its tokens that have a letter or digit."""
+        """Return the perplexity on a text, or on those of its tokens that have a letter or digit."""
         if text not in self.texts:
             raise ValueError(f"{self.name} has no perplexity on {text}: remove its line, and run it again")
         found = self.texts[text]
@@ -79,16 +79,16 @@ class Kept:
 
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
-        """Perplexities by text, where they were measured."""
+        """Return perplexities by text, where they were measured."""
         return self.results.get("perplexity", {}).get("texts", {})
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """Scores by task, where they were measured."""
+        """Return scores by task, where they were measured."""
         return self.results.get("benchmarks", {}).get("tasks", {})
 
     def tokens_to(self, loss: float) -> float | None:
-        """After how many tokens it came to a loss, between two points of the curve; None if it never did."""
+        """Return the tokens after which the curve reaches a loss; None if it never does."""
         before: tuple[int, float] | None = None
         for tokens, reached in self.curve:
             if reached <= loss:
@@ -153,12 +153,12 @@ class Study:
 
     @cached_property
     def whole(self) -> list[Kept]:
-        """Runs on the whole of the text."""
+        """Return the runs on the whole text."""
         most = max((run.record["tokens"] for run in self.runs), default=0)
         return [run for run in self.runs if run.record["tokens"] == most]
 
     def of(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> list[Kept]:
-        """The runs of one kind, by seed."""
+        """Return the runs of one kind, by seed."""
         wanted = {"model": model, "recipe": recipe, "size": size} | ({} if k is None else {"k": k})
         found = [run for run in self.runs if all(run.record[key] == value for key, value in wanted.items())]
         return sorted(found, key=lambda run: (run.record["k"], run.record["seed"]))
@@ -167,28 +167,28 @@ class Study:
         return next(iter(self.of(model, recipe, size, k)), None)
 
     def of_size(self, size: str) -> list[Kept]:
-        """All runs of a size, the worst first."""
+        """Return all runs of a size, the worst first."""
         found = [run for run in self.runs if run.record["size"] == size]
         return sorted(found, key=lambda run: -run.record["val_loss"])
 
     def by_blocks(self, recipe: str, model: str = "tide") -> dict[int, Kept]:
-        """One run for each K that is there, of the first seed."""
+        """Return one run for each K that is there, of the first seed."""
         found = {k: self.first(model, recipe, k=k) if k else self.first("base", "paper") for k in BLOCKS}
         return {k: run for k, run in found.items() if run is not None}
 
     @property
     def looked(self) -> list[Kept]:
-        """The runs that were looked into."""
+        """Return the runs with all diagnostics."""
         kinds = (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
         return [run for model, recipe, k in kinds for run in self.of(model, recipe, k=k)[:1]]
 
     def kinds(self, k: int) -> list[Kind]:
-        """What was trained with K blocks, of the small size, on the whole text."""
+        """Return the kinds of small models that were trained with K blocks on the whole text."""
         records = (run.record for run in self.whole)
         return sorted({(r["model"], r["recipe"]) for r in records if (r["size"], r["k"]) == ("small", k)})
 
     def gains(self, model: str, recipe: str, size: str = "small", k: int | None = None) -> dict[int, float]:
-        """By seed, how much lower the loss is than the base's of that seed."""
+        """Return, by seed, how much lower the loss is than the base's of that seed."""
         return {
             run.record["seed"]: base.record["val_loss"] - run.record["val_loss"]
             for base, run in self.beside_base(model, recipe, size, k)
@@ -197,14 +197,14 @@ class Study:
     def beside_base(
         self, model: str, recipe: str, size: str = "small", k: int | None = None
     ) -> list[tuple[Kept, Kept]]:
-        """Each run after the base of its seed, where that is there."""
+        """Return pairs of the base and a run of the same seed."""
         bases = {run.record["seed"]: run for run in self.of("base", "paper", size)}
         runs = self.of(model, recipe, size, k)
         return [(bases[run.record["seed"]], run) for run in runs if run.record["seed"] in bases]
 
     @cached_property
     def noise(self) -> float | None:
-        """How far apart two losses may be by chance: two deviations of a difference; None without seeds.
+        """Return how far apart two losses may be by chance, two deviations; None without seeds.
 
         The deviation of a loss is that of all kinds of which there are several seeds.
         """

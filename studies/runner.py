@@ -50,12 +50,12 @@ class Places:
         return run.config(self.data, gpu=torch.cuda.is_available())
 
     def lock(self, run: Run) -> AbstractContextManager[None]:
-        """Keeps other processes out of a run."""
+        """Keep other processes out of a run."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         return files.locked(self.scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
 
     def check(self) -> None:
-        """Raises unless the data and all that models are evaluated on is there."""
+        """Raise ValueError unless the data and all texts and benchmarks are there."""
         for path in (self.data, *(self.shared / text for text in TEXTS.values()), self.shared / "benchmarks"):
             if not path.exists():
                 raise ValueError(
@@ -79,7 +79,7 @@ class Places:
 
 
 def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
-    """Does what is not done yet, as long as the time lasts; returns how many runs are left.
+    """Train the runs that are not done while time is left, and return how many remain.
 
     A run is begun only if there is time for the longest so far that was like it or lighter. Processes side by
     side share the plan out: each takes what no other is at.
@@ -113,7 +113,7 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
 
 
 def side_by_side(processes: int, command: list[str], logs: Path, tell: Callable[[str], None]) -> int:
-    """Runs a command several times at once; returns a status that is not 0, if there is one."""
+    """Run a command several times at once, and return the worst exit status."""
     logs.mkdir(parents=True, exist_ok=True)
     workers = []
     for number in range(processes):
@@ -173,7 +173,7 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
 def _look(
     run: Run, opened: OpenedModel, settings: TextSettings, benchmarks: Path, tell: Callable[[str], None]
 ) -> None:
-    """The paper's diagnostics, but for those that are there from before."""
+    """Run the paper's diagnostics that are not there yet."""
     folder, held_out = opened.run, replace(settings, texts={})
     if not opened.result("checkpoints").exists():
         found = evaluate_checkpoints(str(folder), settings)

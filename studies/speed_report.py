@@ -1,4 +1,4 @@
-"""Tables of what training and generation cost on a GPU, from results/h200 and by arithmetic."""
+"""Tables of the cost of training and generation on a GPU, from results/h200 and by arithmetic."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ _PEERS = {
 
 
 def memory_by_gpus() -> str:
-    """What weights, gradients and moments take on each GPU, by arithmetic."""
+    """Return the memory of weights, gradients and moments on each GPU, by arithmetic."""
     names = [f"{kind}-{size}" for size in ("1b", "3b") for kind in ("base", "tide-8e", "tide-24e")]
     rows = []
     for name in names:
@@ -31,7 +31,7 @@ def memory_by_gpus() -> str:
 
 
 def training(train: Json) -> str:
-    """The speed of the 1b models, beside the same models without this package's ways to train."""
+    """Return the training speed of the 1b models, beside the same models in a plain loop."""
     runs = [run for run in train["runs"] if run["preset"] in _MODELS]
     runs.sort(key=lambda run: run["plain"])
     rows = []
@@ -47,7 +47,7 @@ def training(train: Json) -> str:
 
 
 def training_in_short(train: Json) -> str:
-    """How fast TIDE trains beside its base, in a few words."""
+    """Return the training speed of TIDE over its base's, in a few words."""
     shares = {run["k"]: _share(train, run) for run in train["runs"] if _is_tide_1b(run)}
     return ", ".join(f"{share:.2f} with {k} tables" for k, share in sorted(shares.items()))
 
@@ -62,7 +62,7 @@ def _share(train: Json, run: Json) -> float:
 
 
 def rows_in_values(values: Json) -> str:
-    """What rows in attention's values cost a training step."""
+    """Return what rows in attention's values cost per training step."""
     rows = [
         [run["preset"].partition("+")[0], where, f"{run['step_ms']:.1f}", f"{run['peak_gb']:.1f}"]
         for where, run in zip(("no", "yes"), (run for run in values["runs"] if run["k"]), strict=True)
@@ -71,7 +71,7 @@ def rows_in_values(values: Json) -> str:
 
 
 def generation(decode: Json) -> str:
-    """One sequence on one GPU, beside what others have for the base."""
+    """Return the speed of one sequence on one GPU, beside other engines for the base."""
     rows = []
     alone = [run for run in decode["runs"] if run["batch"] == 1]
     for run in sorted(alone, key=lambda run: run["by"] in _PEERS):
@@ -87,7 +87,7 @@ def generation(decode: Json) -> str:
 
 
 def generation_in_short(decode: Json) -> str:
-    """The base beside most tables, outside the GPU's memory."""
+    """Return the base beside a model with most tables, which are outside the GPU's memory."""
     alone = [run for run in decode["runs"] if run["batch"] == 1 and run["by"].startswith("engine")]
     base = next(run for run in alone if run["preset"] == "base-1b")
     most = next(run for run in alone if (run["preset"], run["memory"]) == ("tide-24e-1b", "cpu"))
@@ -99,7 +99,7 @@ def generation_in_short(decode: Json) -> str:
 
 
 def generation_from_store(decode: Json) -> str:
-    """What a token takes whose rows are in the cache of a store, and one whose rows are not."""
+    """Return the time of a token whose rows are in the store's cache, and of one whose rows are not."""
     store = decode["store"]
     hits = f"{100 * store['hit_rate']:.0f} %"
     misses = f"{100 * (1 - store['hit_rate']):.0f} %"
@@ -112,7 +112,7 @@ def generation_from_store(decode: Json) -> str:
 
 
 def generation_in_batches(decode: Json) -> str:
-    """Several sequences at once."""
+    """Return the speed of several sequences at once."""
     found = [run for run in decode["runs"] if run["batch"] > 1]
     rows = [[_MODELS[run["preset"]], str(run["batch"]), f"{run['tokens_per_s']:,.0f}"] for run in found]
     return table(["model", "sequences at once", "tokens/s"], rows)

@@ -1,4 +1,4 @@
-"""A Llama that goes on as it is, and as a TIDE model: what upcycling brings for the same further tokens."""
+"""A Llama that trains on as it is, and as a TIDE model, for the same further tokens."""
 
 import json
 import multiprocessing
@@ -16,7 +16,7 @@ SHARE = 0.5  # of the training text for the Llama; each way to go on gets as muc
 
 @dataclass(frozen=True)
 class Way:
-    """How a Llama goes on: as TIDE or as it is, and with which parts trained.
+    """A way to train a Llama on: as TIDE or as it is, and which parts are trained.
 
     `rate` is that of the first learning rate to go on with.
     """
@@ -47,7 +47,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything is, the Llama's size, and K."""
+    """The folders, the Llama's size, and K."""
 
     data: Path
     scratch: Path
@@ -61,7 +61,7 @@ class Plan:
         return run.config(self.data, gpu=torch.cuda.is_available())
 
     def further(self, way: Way, seed: int, start: Path) -> RunConfig:
-        """The Llama's own settings, at the way's rate and in another order of the text."""
+        """Return the Llama's own settings, at the way's rate and in another order of the text."""
         first = self.llama(seed)
         rate = way.rate * first.optim.max_lr
         settings = {
@@ -84,7 +84,7 @@ class Plan:
 
 
 def compare(plan: Plan, ways: Iterable[Way], processes: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Trains what is not there yet; the losses of all, by decile too."""
+    """Train what is not there yet, and return the losses of all, by decile too."""
     jobs = [(way, seed) for way in ways for seed in range(way.seeds)]
     seeds = sorted({seed for _, seed in jobs})
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:

@@ -17,7 +17,7 @@ SHOWN = ("TIDE", "TIDE, Llama frozen")  # by decile, beside the Llama
 
 @dataclass(frozen=True)
 class Run:
-    """A Llama that went on: with the validation before and after."""
+    """A Llama that trained on, with its validation before and after."""
 
     name: str
     rate: float
@@ -32,7 +32,7 @@ class Run:
 
 
 def read(folder: Path) -> list[Run]:
-    """What `python -m studies upcycle` wrote there, in all of its files."""
+    """Read what `python -m studies upcycle` wrote, from all files of a folder."""
     found = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -50,12 +50,12 @@ def write(runs: Sequence[Run], docs: Path) -> Path:
 
 
 def tokens(runs: Sequence[Run]) -> str:
-    """How many tokens a Llama sees first, and then again."""
+    """Return how many tokens a Llama sees first, and then again."""
     return f"{runs[0].tokens:,}"
 
 
 def in_short(runs: Sequence[Run]) -> str:
-    """What the further tokens take off the loss, of the ways with several seeds."""
+    """Return what the further tokens take off the loss, for the ways with several seeds."""
     trained = _moved(runs, "Llama").mean
     rows = []
     for name in ("Llama", *SHOWN):
@@ -69,7 +69,7 @@ def in_short(runs: Sequence[Run]) -> str:
 
 
 def ways(runs: Sequence[Run]) -> str:
-    """Every way to go on."""
+    """Return every way to train on."""
     return table(
         ["goes on as", "seeds", "loss", "less than before", "less than the Llama that goes on"],
         [_row(runs, name) for name in dict.fromkeys(run.name for run in runs)],
@@ -77,17 +77,17 @@ def ways(runs: Sequence[Run]) -> str:
 
 
 def first_seed(runs: Sequence[Run]) -> str:
-    """What TIDE gains with the seed of single runs."""
+    """Return what TIDE gains with the seed of single runs."""
     return f"{_gains(runs, SHOWN[0])[0]:.3f}"
 
 
 def figure(runs: Sequence[Run]) -> str:
-    """The figure, with its numbers in words."""
+    """Return the figure, with its numbers in words."""
     return f"![{by_decile(runs).alt}](upcycling.svg)"
 
 
 def deciles(runs: Sequence[Run]) -> str:
-    """Losses by the frequency of the token to predict."""
+    """Return the losses by the frequency of the predicted token."""
     names = ["Llama", *SHOWN]
     starts = [run.before for run in _of(runs, "Llama")]
     columns = [starts, *([run.after for run in _of(runs, name)] for name in names)]
@@ -99,7 +99,7 @@ def deciles(runs: Sequence[Run]) -> str:
 
 
 def by_decile(runs: Sequence[Run]) -> Panel:
-    """A line for each way, beside the Llama that goes on."""
+    """Draw a line for each way, beside the Llama that trains on."""
     found = {
         name: [
             Spread.of(values)
@@ -132,7 +132,7 @@ def _of(runs: Iterable[Run], name: str) -> list[Run]:
 
 
 def _llama(runs: Iterable[Run], run: Run) -> Run:
-    """The one that goes on with the same seed and rate."""
+    """Return the Llama that trains on with the same seed and rate."""
     return next(
         other for other in runs if other.is_llama and (other.seed, other.rate) == (run.seed, run.rate)
     )
@@ -143,7 +143,7 @@ def _gains(runs: Sequence[Run], name: str) -> list[float]:
 
 
 def _moved(runs: Sequence[Run], name: str) -> Spread:
-    """How much a way takes off the loss."""
+    """Return how much a way takes off the loss."""
     return Spread.of([run.before["loss"] - run.after["loss"] for run in _of(runs, name)])
 
 

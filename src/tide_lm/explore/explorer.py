@@ -218,7 +218,7 @@ class Explorer:
 
 
 def _paced(steps: Iterator[T], turn: Turn, is_whole: Callable[[T], bool]) -> Iterator[tuple[T, bool]]:
-    """Yield some of the steps, and the last: all is done, or the visitor has stopped it, which is said."""
+    """Yield a step now and then, and the last one, with whether the visitor has stopped it."""
     shown = time.monotonic()
     for step in steps:
         stopped = turn.stopped and not is_whole(step)

@@ -31,7 +31,7 @@ class Colour(StrEnum):
 
 def part(name: str, /, **values: Any) -> str:
     """Return a part of the page, a macro of parts.html.jinja."""
-    return str(getattr(_parts(), name)(**values))
+    return str(getattr(_parts(), name)(**values)).strip()
 
 
 @cache

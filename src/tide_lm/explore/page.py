@@ -95,7 +95,7 @@ _AT_ONCE = {"trigger_mode": "multiple"}  # even if the visitor's last question i
 
 
 def build(explorer: Explorer) -> "Blocks":
-    """Return the page, which nothing is sent from or kept elsewhere."""
+    """Return the page. It sends nothing elsewhere, and keeps nothing."""
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

@@ -13,7 +13,7 @@ LONGEST = 256  # tokens of a template, the last ones
 def endings_of(
     tokenizer: PreTrainedTokenizerBase, words: tuple[str, str], vocabulary: int
 ) -> list[list[int]]:
-    """The ids of both, a word's after a space, `#7`'s its own: they differ in the last alone."""
+    """Return the ids of both words, each after a space, or of `#7`; they differ in the last id alone."""
     for word in words:
         if not word:
             raise ValueError("a token is missing: type one into each field")

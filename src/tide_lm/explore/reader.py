@@ -101,7 +101,7 @@ class Reader:
 
     @property
     def window(self) -> int:
-        """Return the tokens of a window: as in training where that is known, within what a model allows."""
+        """Return the tokens per window: as in training where that is known, within what a model allows."""
         configs = [opened.config.get_text_config() for opened in (self.opened, self.base) if opened]
         positions = [getattr(config, "max_position_embeddings", LONGEST_WINDOW) for config in configs]
         return min(self.opened.sequence or LONGEST_WINDOW, LONGEST_WINDOW, *positions)

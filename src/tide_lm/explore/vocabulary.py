@@ -16,14 +16,14 @@ _LONGEST_ID = 9  # characters, with its sign
 
 
 def numbered(words: str) -> int | None:
-    """The id that `#7` names."""
+    """Return the id that `#7` names."""
     named = words.startswith("#") and words[1:].isdecimal() and len(words) <= _LONGEST_ID
     return int(words[1:]) if named else None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A token. `norms` are of its rows as trained, by table; of a packed model, E's alone."""
+    """A token. `norms` has the norms of its rows as trained, by table; a packed model has E's alone."""
 
     id: int
     text: str
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest in E and in each block among so many of the candidates, and Jaccard's index with E's."""
+    """The nearest tokens in E and in each block so far, and the Jaccard index of each block's with E's."""
 
     searched: int
     candidates: int
@@ -48,7 +48,7 @@ class Vocabulary:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The text of each id of the model; those that the tokenizer lacks are empty."""
+        """Return the text of each id of the model; an id that the tokenizer lacks has an empty one."""
         tokenizer = self.opened.tokenizer
         known = min(self.opened.vocabulary, tokenizers.vocab_size(tokenizer))
         return tokenizers.token_texts(tokenizer, range(known)) + [""] * (self.opened.vocabulary - known)
@@ -58,7 +58,7 @@ class Vocabulary:
         return [text.lower() for text in self.texts]
 
     def search(self, words: str) -> tuple[list[int], int]:
-        """Ids of tokens that hold the words, the shortest first, or the id `#7`; and how many there are."""
+        """Return ids of tokens that hold the words, the shortest first, or the id `#7`, and their number."""
         if (id := numbered(words)) is not None:
             found = [id] if id < len(self.texts) else []
             return found, len(found)

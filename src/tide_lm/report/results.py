@@ -82,7 +82,7 @@ class Run:
 
     @property
     def blocks(self) -> int | None:
-        """K, where it is known."""
+        """Return K, where it is known."""
         if self.config is not None:
             return self.config.model.shape().num_memory_blocks
         return self.results.get("footprint", {}).get("blocks")
@@ -93,24 +93,24 @@ class Run:
 
     @property
     def tokens(self) -> int | None:
-        """The tokens it was trained on."""
+        """Return how many tokens it was trained on."""
         return self.metrics[-1].get("tokens") if self.metrics else None
 
     @property
     def losses(self) -> dict[str, dict[str, Any]]:
-        """Every result with a loss by decile: the trainer's held-out text, then texts by name."""
+        """Return every result with a loss by decile: the trainer's held-out text, then texts by name."""
         found = {"validation": self.results.get("validation", {})}
         found |= self.texts
         return {name: result for name, result in found.items() if result.keys() >= BY_DECILE}
 
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
-        """Perplexity and losses by text."""
+        """Return perplexity and losses by text."""
         return self.results.get("perplexity", {}).get("texts", {})
 
 
 def open_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs, named by their folders, or by their paths where two folders have one name."""
+    """Open runs; they are named by their folders, or by their paths where two folders have one name."""
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"there is no run {path}: give the folder of a run")
@@ -150,7 +150,7 @@ def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def alike(runs: Sequence[Run], what: str, key: str) -> dict[str, Run]:
-    """One run of each set whose results have the same under a key, by the names of all of them."""
+    """Return one run of each set whose results are the same under a key, by the names of the set."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.result(what)[key]), []).append(run)
@@ -158,7 +158,7 @@ def alike(runs: Sequence[Run], what: str, key: str) -> dict[str, Run]:
 
 
 def shared(parts: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys that all have, in the order of the first."""
+    """Return the keys that all have, in the order of the first."""
     first, *others = parts
     return [key for key in first if all(key in other for other in others)]
 
