@@ -73,17 +73,19 @@ def prepare(
 
 
 def check_options(executor: str, options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(_executor(executor)).parameters
-    known = [name for name in parameters if name not in _NO_OPTIONS.split()]
+    """Check that an executor has these options, and needs no others."""
+    parameters = inspect.signature(_executor(executor)).parameters.values()
+    known = {
+        parameter.name: parameter for parameter in parameters if parameter.name not in _NO_OPTIONS.split()
+    }
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
             raise OptionError(f"the executor {executor} has no option {name!r}: {hint}")
-    needed = [name for name in known if parameters[name].default is inspect.Parameter.empty]
-    if missing := [name for name in needed if name not in options]:
-        cure = " ".join(f"--executor-option {name}=..." for name in missing)
-        raise OptionError(f"the executor {executor} needs {' and '.join(missing)}: add {cure}")
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise OptionError(f"the executor {executor} needs {name}: add --executor-option {name}=...")
 
 
 def _executor(name: str) -> Any:

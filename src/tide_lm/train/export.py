@@ -1,8 +1,7 @@
 """A trained model as a Hugging Face folder."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from tide_lm.model import TideForCausalLM, streamed_tensors
+from tide_lm.model.streamed_tensors import Streamed
 from tide_lm.run import files, process_group
 from tide_lm.train.parallel import sharded_memory
 
@@ -47,40 +47,36 @@ def save_sharded(model: TideForCausalLM, folder: Path) -> None:
 
     No rank ever holds more of the tables than its own rows and a piece.
     """
-    parameters = dict(model.named_parameters())
-    with ExitStack() as stack:
-        file = None
-        if process_group.is_first():
-            model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
-            model.config.save_pretrained(folder)
-            model.generation_config.save_pretrained(folder)
-            file = stack.enter_context((folder / "model.safetensors").open("wb"))
-            file.write(streamed_tensors.header(_types_and_shapes(model, parameters)))
-        for parameter in parameters.values():
-            for piece in _pieces(model, parameter):
-                if file is not None:
-                    file.write(piece.detach().cpu().contiguous().numpy().data)
+    tensors = {name: _streamed(model, parameter) for name, parameter in model.named_parameters()}
+    if process_group.is_first():
+        model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+        streamed_tensors.write(folder / streamed_tensors.WEIGHTS, tensors, lambda written: None)
+    else:
+        for tensor in tensors.values():
+            deque(tensor.pieces(), maxlen=0)
 
 
-def _types_and_shapes(
-    model: TideForCausalLM, parameters: dict[str, torch.nn.Parameter]
-) -> dict[str, tuple[str, list[int]]]:
-    """Return each parameter's type, and its shape over all ranks."""
-    memory, found = sharded_memory(model), {}
-    for name, parameter in parameters.items():
-        shape = list(parameter.shape)
-        if memory is not None and parameter is memory.weight:
-            shape[0] = model.config.vocab_size
-        assert parameter.dtype == torch.float32, name
-        found[name] = "F32", shape
-    return found
-
-
-def _pieces(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Iterator[torch.Tensor]:
-    """Yield a parameter on the first rank: whole, or the tables some rows at a time."""
-    memory = sharded_memory(model)
+def _streamed(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Streamed:
+    """Describe a parameter that all ranks gather on the first when its pieces are read."""
+    assert parameter.dtype == torch.float32
+    memory, shape = sharded_memory(model), tuple(parameter.shape)
     if memory is None or parameter is not memory.weight:
-        yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        return
-    for ids_U in torch.arange(model.config.vocab_size).split(_PIECE_ROWS):
-        yield memory.read(parameter, ids_U if process_group.is_first() else ids_U[:0])
+        return Streamed("F32", shape, lambda: [_data(_full(parameter))])
+    ids_V = torch.arange(memory.vocabulary)
+    own_V = ids_V if process_group.is_first() else ids_V[:0]
+    pieces = range(0, memory.vocabulary, _PIECE_ROWS)
+    return Streamed(
+        "F32",
+        (memory.vocabulary, *shape[1:]),
+        lambda: (_data(memory.read(parameter, own_V[start : start + _PIECE_ROWS])) for start in pieces),
+    )
+
+
+def _full(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+def _data(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().numpy().data
