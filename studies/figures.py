@@ -93,8 +93,7 @@ def cache_hits(cache: Mapping[str, Any]) -> Panel:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
         axes.set_ylim(0, 100)
-        axes.set_xlabel("cache, MiB")
-        axes.set_ylabel("hits, % of tokens")
+        axes.set(xlabel="cache, MiB", ylabel="hits, % of tokens")
         legend(axes)
 
     said = ", ".join(f"{text} {rates[0]:.1f} to {rates[-1]:.1f} %" for text, rates in found.items())

@@ -75,10 +75,9 @@ class Explorer:
     @property
     def colours(self) -> list[Colour]:
         """Return the colours that have a meaning for this model."""
-        absent = set() if self.base else {Colour.gain}
-        absent |= set() if self.opened.frequencies else {Colour.decile}
-        absent |= set() if self.opened.has_memory else {Colour.on_memory}
-        return [colour for colour in Colour if colour not in absent]
+        opened = self.opened
+        known = [True, opened.frequencies is not None, opened.has_memory, self.base is not None]
+        return [colour for colour, is_known in zip(Colour, known, strict=True) if is_known]
 
     def warm_up(self) -> None:
         """Ask every question once, so that the first click is as fast as others."""
@@ -179,11 +178,12 @@ class Explorer:
         return part("pair", tokens=tokens, drawing=drawing, names=list(lines), rows=rows)
 
     def _distances(self, endings: list[list[int]], template: str) -> dict[str, list[float]]:
-        lines: dict[str, list[float]] = {}
-        for opened, name in zip((self.opened, self.base), self.names, strict=True):
-            if opened is not None:
-                found = pairs.distances(opened, endings, template)
-                lines |= {_of(kind, name or "", opened is self.base): line for kind, line in found.items()}
+        name, other = self.names
+        own = pairs.distances(self.opened, endings, template)
+        lines = {kind or name: line for kind, line in own.items()}
+        if self.base is not None:
+            found = pairs.distances(self.base, endings, template)
+            lines |= {f"{other}, {kind}" if kind else f"{other}": line for kind, line in found.items()}
         return lines
 
     @property
@@ -236,17 +236,11 @@ def _cleaned(text: Any, longest: int) -> str:
     return str(text or "")[:longest].encode("utf-8", "replace").decode("utf-8")
 
 
-def _of(kind: str, name: str, of_base: bool) -> str:
-    """Return a line's name: with or without memory, or the model's."""
-    return f"{name}, {kind}" if kind and of_base else kind or name
-
-
 def _lines(lines: dict[str, list[float]]) -> Panel:
     def draw(axes: Axes) -> None:
         plot(axes, lines)
         axes.locator_params(axis="x", integer=True)
-        axes.set_xlabel("layer")
-        axes.set_ylabel("distance / norm")
+        axes.set(xlabel="layer", ylabel="distance / norm")
         axes.set_ylim(bottom=0)
         legend(axes)
 

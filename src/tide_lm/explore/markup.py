@@ -11,10 +11,10 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tide_lm.explore.reader import ReadText
+from tide_lm.report.page import templates
 
 DARKEST_LOSS, DARKEST_GAIN = 12.0, 4.0  # nats
 _READ_BY_GRADIO = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$@`\\"})  # in its own templates
@@ -36,14 +36,7 @@ def part(name: str, /, **values: Any) -> str:
 
 @cache
 def _parts() -> Any:
-    environment = Environment(
-        loader=PackageLoader("tide_lm", "explore"),
-        autoescape=True,
-        finalize=escaped,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("explore", finalize=escaped)
     environment.filters |= {"word": word, "code": with_code, "number": format}
     return environment.get_template("parts.html.jinja").module
 

@@ -153,9 +153,7 @@ def zero_line(axes: Axes) -> None:
 
 
 def decile_axis(axes: Axes, what: str) -> None:
-    axes.set_xticks(range(10))
-    axes.set_xlabel(DECILES)
-    axes.set_ylabel(what)
+    axes.set(xticks=range(10), xlabel=DECILES, ylabel=what)
     legend(axes)
 
 
@@ -163,8 +161,7 @@ def token_axis(axes: Axes, what: str, title: str | None = None) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-    axes.set_xlabel("training tokens")
-    axes.set_ylabel(what)
+    axes.set(xlabel="training tokens", ylabel=what)
     legend(axes, title)
 
 

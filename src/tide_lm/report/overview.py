@@ -65,8 +65,7 @@ def losses(runs: Runs) -> list[Table]:
     if not all(run.losses for run in runs):
         return []
     first, *others = runs
-    names = [f"{decile}" for decile in range(10)]
-    names[0], names[9] = "0, rarest", "9, commonest"
+    names = ["0, rarest", *map(str, range(1, 9)), "9, commonest"]
     columns = ["decile", "tokens", first.name]
     for run in others:
         columns += [run.name, f"{run.name} {MINUS} {first.name}"]
@@ -84,9 +83,8 @@ def losses(runs: Runs) -> list[Table]:
         ]
         rows.append(_row("all", found[first]["tokens"], [found[run]["loss"] for run in runs]))
         what = "the held-out text of the training data" if source == "validation" else source
-        tables.append(
-            Table(f"Loss in nats on {what}, by the frequency of the predicted token", columns, rows)
-        )
+        caption = f"Loss in nats on {what}, by the frequency of the predicted token"
+        tables.append(Table(caption, columns, rows))
     return tables
 
 

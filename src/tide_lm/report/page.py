@@ -54,13 +54,7 @@ def render(runs: Sequence[Run], damage: Damage) -> str:
             ]
         elif lacking or usable:
             missing.append((figure, _reason(lacking) or figure.too_few(usable) or NOT_MEASURED))
-    environment = Environment(
-        loader=PackageLoader("tide_lm", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("report")
     environment.filters["difference"] = difference
     return environment.get_template("page.html.jinja").render(
         version=__version__,
@@ -74,6 +68,18 @@ def render(runs: Sequence[Run], damage: Damage) -> str:
         elsewhere=paper.ELSEWHERE,
         origins={run.name: overview.origins(run) for run in runs},
         not_measured=NOT_MEASURED,
+    )
+
+
+def templates(room: str, **options: Any) -> Environment:
+    """Return the HTML templates of a room of the package; they escape what is put into them."""
+    return Environment(
+        loader=PackageLoader("tide_lm", room),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
     )
 
 

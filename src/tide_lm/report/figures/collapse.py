@@ -170,9 +170,7 @@ def _by_layer(title: str, label: str, lines: Lines, measured: str = "", sign: st
         plot(axes, lines)
         if sign:
             zero_line(axes)
-        axes.set_xlabel("layer")
-        axes.set_ylabel(label)
-        axes.set_xlim(-0.3, max(map(len, lines.values())) - 0.7)
+        axes.set(xlabel="layer", ylabel=label, xlim=(-0.3, max(map(len, lines.values())) - 0.7))
         axes.locator_params(axis="x", integer=True)
         legend(axes)
 

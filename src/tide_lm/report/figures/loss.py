@@ -136,9 +136,7 @@ def _block_panels(runs: Runs) -> list[Panel]:
 def _groups_panel(title: str, what: str, blocks: list[int], lines: Lines) -> Panel:
     def draw(axes: Axes) -> None:
         plot(axes, lines, blocks, GROUPS.values())
-        axes.set_xticks(sorted(set(blocks)))
-        axes.set_xlabel("memory blocks K")
-        axes.set_ylabel(what)
+        axes.set(xticks=sorted(set(blocks)), xlabel="memory blocks K", ylabel=what)
         legend(axes)
 
     alt = f"Lines over K from {blocks[0]} to {blocks[-1]}: {ends_of_lines(lines)}"

@@ -24,14 +24,10 @@ def _footprint_panel(name: str, run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         found = {"VRAM, 8 bits": vram, "tables on SSD, 4 bits": ssd}
-        drawing.bars(
-            axes,
-            {label: [each / size for each in values] for label, values in found.items()},
-            drawing.PALETTE,
-        )
+        bars = {label: [each / size for each in values] for label, values in found.items()}
+        drawing.bars(axes, bars, drawing.PALETTE)
         axes.set_xticks(range(len(blocks)), [str(k) for k in blocks])
-        axes.set_xlabel("memory blocks K")
-        axes.set_ylabel(unit)
+        axes.set(xlabel="memory blocks K", ylabel=unit)
         drawing.legend(axes)
 
     alt = f"Bars over K for the shape of {name}: VRAM {gigabytes(vram[0])} at K = {blocks[0]}, "
@@ -60,9 +56,8 @@ def _distance_panel(run: Run) -> Panel:
     names, to_e = result["tables"], result["distance"][0][1:]
 
     def draw(axes: Axes) -> None:
-        drawing.heatmap(
-            axes, result["distance"], "mean cosine distance", written="z.2f" if len(names) < 12 else None
-        )
+        written = "z.2f" if len(names) < 12 else None
+        drawing.heatmap(axes, result["distance"], "mean cosine distance", written=written)
         axes.set_xticks(range(len(names)), names, fontsize=9)
         axes.set_yticks(range(len(names)), names, fontsize=9)
 
@@ -113,9 +108,7 @@ def _slots_panel(run: Run) -> Panel:
         rows, written = [row or [None] * slots for row in last], "z.2f" if slots < 10 else None
         drawing.heatmap(axes, rows, "mean weight", limits=(0, highest), written=written)
         axes.set_xticks(range(slots), [*(f"M{slot + 1}" for slot in range(slots - 1)), "null"], fontsize=9)
-        axes.set_xlabel(f"slots, on {text}")
-        axes.set_yticks(range(10))
-        axes.set_ylabel(drawing.DECILES)
+        axes.set(xlabel=f"slots, on {text}", ylabel=drawing.DECILES, yticks=range(10))
 
     alt = f"Heatmap of deciles by slots in the last layer of {run}, on {text}; null bank "
     title = f"Router weights, last layer: {short(run.name)}"
@@ -186,8 +179,7 @@ def _drop_panel(run: Run, name: str, changes: list[float]) -> Panel:
         drawing.zero_line(axes)
         if max(map(abs, change)) > 100:
             drawing.log_scale(axes, linthresh=10)
-        axes.set_xlabel("layer whose memory is taken out")
-        axes.set_ylabel("change of the perplexity, %")
+        axes.set(xlabel="layer whose memory is taken out", ylabel="change of the perplexity, %")
         axes.locator_params(axis="x", integer=True)
 
     worst = max(range(len(changes)), key=changes.__getitem__)

@@ -31,8 +31,8 @@ def _overlap_panel(run: Run) -> Panel:
             )
             boxes["boxes"][0].set_label(f"{name} ({result[name]['ids']:,} tokens)")
         axes.set_xticks(range(blocks), result["tables"][1:], fontsize=9)
-        axes.set_ylabel("Jaccard overlap with E")
         axes.set_ylim(bottom=-0.02)
+        axes.set_ylabel("Jaccard overlap with E")
         legend(axes)
 
     means = ", ".join(f"{name} mean {fmean(map(fmean, values)):.3f}" for name, values in groups.items())

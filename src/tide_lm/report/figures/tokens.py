@@ -44,8 +44,7 @@ def _spread_panel(run: Run) -> Panel:
             axes.stairs(shares, spread["edges"], fill=True, alpha=0.3, color=colour)
             label = f"{group} ({ids:,} tokens)"
             axes.stairs(shares, spread["edges"], color=colour, label=label, linewidth=1.4)
-        axes.set_xlabel("L2 norm of a row of E")
-        axes.set_ylabel("share of the group's tokens")
+        axes.set(xlabel="L2 norm of a row of E", ylabel="share of the group's tokens")
         drawing.legend(axes)
 
     means = ", ".join(f"{group} mean {three_digits(spread[group]['mean'])}" for group in ("rare", "common"))
