@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tide_lm.model import TideConfig, TideForCausalLM, TideModel
+from tide_lm.model.loading import memory_tensors
 
 
 @pytest.fixture
@@ -250,8 +251,51 @@ def test_misshapen_memory_is_an_error_that_names_both_shapes(folder, name, shape
         TideForCausalLM.from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_memory_blocks": 0},
+        {"memory_values": True, "memory_gate": True},
+        {"memory_own_block": True, "num_memory_blocks": 2},
+        {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}},
+    ],
+    ids=str,
+)
+def test_the_config_says_which_tensors_memory_adds_to_a_llama(tiny_config, changes):
+    config = tiny_config(**changes)
+    with torch.device("meta"):
+        found, llama = TideForCausalLM(config).state_dict(), LlamaForCausalLM(config).state_dict()
+    added = {name: tuple(tensor.shape) for name, tensor in found.items() if name not in llama}
+    assert memory_tensors(config) == added
+
+
+def test_a_checkpoint_is_checked_before_anything_is_allocated(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the model was built")
+
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.0.router.weight"))
+    monkeypatch.setattr(TideForCausalLM, "__init__", refuse)
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.router\.weight"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_variant_and_a_state_dict_are_checked_and_loaded(tiny_model, token_ids, tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path, variant="fp32")
+    again = TideForCausalLM.from_pretrained(tmp_path, variant="fp32")
+    given = TideForCausalLM.from_pretrained(None, config=model.config, state_dict=model.state_dict())
+    for other in again, given:
+        assert torch.equal(other(token_ids).logits, model(token_ids).logits)
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        TideForCausalLM.from_pretrained(tmp_path)
+    partial = {name: tensor for name, tensor in model.state_dict().items() if "router" not in name}
+    with pytest.raises(ValueError, match="lacks 2 tensors of the memory"):
+        TideForCausalLM.from_pretrained(None, config=model.config, state_dict=partial)
+
+
 def test_a_llama_folder_opened_as_tide_names_upcycle(tiny_model, tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig
 
     LlamaForCausalLM(
         LlamaConfig(
