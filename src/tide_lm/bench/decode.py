@@ -50,7 +50,7 @@ def measure(
         yield about | {"by": kind, "weight_bytes": _weight_bytes(model)} | _timed(engine, prompts)
         if peers and engine.why_not_fused is None:
             plain = Engine(model, end, batch, fused=False)
-            plain.forward = ModelForward(model, plain.cache)
+            plain.forward = ModelForward(model, plain.cache, tune=True)
             yield about | {"by": "compiled, static cache"} | _timed(plain, prompts)
             del plain
         del engine

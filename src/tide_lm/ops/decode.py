@@ -38,11 +38,6 @@ class DecodeShape:
     group: int = 32
 
     @property
-    def projected(self) -> int:
-        """The rows of the first product: queries, keys, values and gates."""
-        return (self.heads + 2 * self.key_heads) * self.head_dim + self.gates
-
-    @property
     def slots(self) -> int:
         return self.mixed + 1 if self.mixed else 0
 

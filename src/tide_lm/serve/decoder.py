@@ -49,11 +49,9 @@ class Forward(ABC):
 
 
 class ModelForward(Forward):
-    """A step by the model's own forward; on a GPU it is compiled."""
+    """A step by the model's own forward; on a GPU it is compiled, and tuned for a minute if wanted."""
 
-    compile_options: dict[str, Any] | None = {"coordinate_descent_tuning": True}  # noqa: RUF012
-
-    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, tune: bool = False) -> None:
         super().__init__(model, cache)
         if self.memory is not None and not self.memory.on_device:
             self.waits = True
@@ -61,7 +59,8 @@ class ModelForward(Forward):
             self._rows_BKD = cache.layers[0].new_zeros(len(cache.ids_B), K, D)
         self._run = self._logits
         if cache.ids_B.is_cuda:
-            self._run = torch.compile(self._logits, fullgraph=True, options=self.compile_options)
+            options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if tune else None
+            self._run = torch.compile(self._logits, fullgraph=True, options=options)
 
     def look_up(self, ids: list[int]) -> None:
         self.fetch_rows(self._rows_BKD)

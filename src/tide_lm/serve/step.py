@@ -40,8 +40,6 @@ class LayerForward(ModelForward):
     Heads that share keys become tokens of one head, so that no key is repeated.
     """
 
-    compile_options = None
-
     def __init__(self, model: PreTrainedModel, cache: SlotCache, stacked: bool) -> None:
         self._weights = stack_weights(model) if stacked and why_not_stacked(model) is None else None
         super().__init__(model, cache)
