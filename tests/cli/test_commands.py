@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from command import process, result_of, tide_lm
 
-from tide_lm.cli import demo, doctor
+from tide_lm.cli import demo
 from tide_lm.cli.demo import both_runs
 from tide_lm.data.shards import TokenSplit
+from tide_lm.run import doctor
 from tide_lm.spec import presets
 
 
@@ -131,7 +132,7 @@ def test_estimate_knows_models_with_one_block_a_layer(tiny_model, tmp_path):
     assert own["parameters"]["routers"] == 24 * 2 * 2048
     saved = 24 * 7 * 2048  # of router and mix alike: a multiplication and an addition, three times
     assert mixed["training"]["flops_per_token"] - own["training"]["flops_per_token"] == 2 * 6 * saved
-    assert "K = 8, one a layer" in tide_lm("estimate", "tide-8e-1b", "--memory-own-block").stdout
+    assert "K = 8, one per layer" in tide_lm("estimate", "tide-8e-1b", "--memory-own-block").stdout
     tiny_model(num_memory_blocks=2, memory_own_block=True).save_pretrained(tmp_path)
     refused = tide_lm("estimate", str(tmp_path), "-k", "4")
     assert refused.returncode == 2

@@ -329,7 +329,7 @@ def test_weights_that_have_changed_since_are_found_by_verify(packed):
 
 @pytest.mark.parametrize("token", [0, 16, 31, 52])
 def test_verify_reads_every_row(packed, monkeypatch, token):
-    monkeypatch.setattr("tide_lm.compress.pack._AT_ONCE", 16)
+    monkeypatch.setattr("tide_lm.compress.pack._ROWS_AT_ONCE", 16)
     _, folder = packed
     model = TideForCausalLM.from_pretrained(folder, memory="store")
     content = bytearray((folder / STORE).read_bytes())

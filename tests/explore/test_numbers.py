@@ -335,7 +335,7 @@ def test_a_model_of_another_family_without_special_tokens_has_a_page_too(tokeniz
 
 
 def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 1)  # one token at a time
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK_NUMBERS", 1)  # one token at a time
     monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
     explorer = Explorer(opened, None, tmp_path)
     whole = list(explorer.token(7, Turn()))
@@ -344,9 +344,9 @@ def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(opened, tmp_path
     assert len(whole) == total + 1
     assert f"5 of {total} tokens searched" in whole[5]
     assert "Stopped" not in "".join(whole)
-    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 2**19)
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK_NUMBERS", 2**19)
     assert whole[-1] == list(explorer.token(7, Turn()))[-1]
-    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK", 1)
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK_NUMBERS", 1)
     for turn in Turn(), Turn(colour="frequency decile"):
         answers = explorer.token(7, turn)
         assert "3 of" in [next(answers) for _ in range(4)][-1]

@@ -1,4 +1,4 @@
-"""Means and spreads of one number per token id, by frequency decile. V vocabulary."""
+"""Means and spreads of one number per token id, by frequency decile. Shape: V vocabulary."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from tide_lm.data.frequency import BINS, GROUPS, FrequencyBins
 
 
 def decile_means(values_V: np.ndarray, bins: FrequencyBins) -> list[float | None]:
-    """The mean of each decile, each id counted once; None for a decile without ids."""
+    """Return the mean of each decile, each id counted once; None for a decile without ids."""
     return [_mean(values_V[bins.bins_V == decile]) for decile in range(BINS)]
 
 
 def group_spread(values_V: np.ndarray, bins: FrequencyBins) -> dict[str, Any]:
-    """Mean, deviation and a histogram of rare, mid and common ids, on common edges."""
+    """Return mean, deviation and histogram of rare, mid and common ids, on common edges."""
     kept = values_V[bins.bins_V >= 0]
     edges = np.histogram_bin_edges(kept, 40) if len(kept) else np.linspace(0, 1, 41)
     found = {}

@@ -1,7 +1,7 @@
 """How far apart two tokens stay in one context: figures 2 and 6, definition 2.1, proposition 2.2.
 
-Templates end where the token stands, so that the states of two tokens differ by the token alone. P pairs,
-W words, L layers, D hidden.
+Templates end where the token stands, so that the states of two tokens differ by the token alone. Shapes: P
+pairs, W words, L layers, D hidden.
 """
 
 import copy
@@ -26,7 +26,7 @@ ITERATIONS = 24  # of the power method
 def collapse(
     opened: OpenedModel, delta: float = 0.1, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Distances by category, pair and layer, raw and over the mean norm; who has collapsed; the FFN's bound.
+    """Return distances by category, pair and layer, raw and over the mean norm; what collapsed; FFN bounds.
 
     A pair has collapsed after a layer if its states, averaged over templates, are nearer than `delta` times
     their mean norm; and before a layer's FFN, if that holds for the FFN's inputs.
@@ -69,7 +69,7 @@ def _measure(
     pairs: Sequence[Pair],
     templates: Sequence[str],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Mean distances, raw and relative; then mean states and mean inputs of the FFNs."""
+    """Return mean distances, raw and relative; then mean states and mean inputs of the FFNs."""
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     distance, relative, states, inputs = [], [], [], []
     for template in templates:
@@ -97,10 +97,10 @@ def _measure(
 
 
 def last_states(model: PreTrainedModel, ids_WT: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
-    """The state of the last token after each layer, W x L x D, and the input of each FFN if it is gated.
+    """Return the state of the last token after each layer, W x L x D, and the input of each gated FFN.
 
-    Of a model whose layers are not known the states are those it returns, the last one after its final norm.
-    `options` are of the model's forward.
+    A model whose layers are not known gives the states that it returns, the last one after its final norm.
+    `options` go to the model's forward.
     """
     check_ids(ids_WT, model.get_input_embeddings().num_embeddings)
     layers = getattr(model.base_model, "layers", None)
@@ -117,7 +117,7 @@ def last_states(model: PreTrainedModel, ids_WT: torch.Tensor, **options: Any) ->
 
 @contextmanager
 def watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """What comes out of the layers, and what goes into their FFNs."""
+    """Give two lists that a forward pass fills: the outputs of layers, and the inputs of their FFNs."""
     states: list[torch.Tensor] = []
     inputs: list[torch.Tensor] = []
 
@@ -138,7 +138,7 @@ def watching(layers: Iterable[nn.Module]) -> Iterator[tuple[list[torch.Tensor], 
 
 
 def endings(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[list[int]] | None:
-    """The ids of both words after a space, if they differ in their last token alone."""
+    """Return the ids of both words after a space, if they differ in their last token alone."""
     first, second = (tokenizer(f" {word}", add_special_tokens=False).input_ids for word in pair)
     return [first, second] if differ_at_the_end(tokenizer, first, second) else None
 
@@ -157,7 +157,7 @@ def distance_and_norm(states_WLD: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _has_gated_ffn(layers: nn.ModuleList) -> bool:
-    """The FFN of Llama and its kin, a function of one state; experts and quantised ones are not."""
+    """Tell whether FFNs are gated as in Llama, functions of one state; experts and quantised ones are not."""
     ffns = [getattr(layer, "mlp", nn.Identity()) for layer in layers]
     return all(
         hasattr(ffn, "down_proj")
@@ -194,10 +194,10 @@ def _ffn(model: PreTrainedModel, inputs_WLD: torch.Tensor, delta: float) -> dict
 def largest_slope(
     function: Callable[[torch.Tensor], torch.Tensor], first_PD: torch.Tensor, second_PD: torch.Tensor
 ) -> torch.Tensor:
-    """The largest norm of the Jacobian on the segment between two points, for each pair.
+    """Return the largest norm of the Jacobian on the segment between two points, for each pair.
 
-    A gated FFN has no slope that holds everywhere, but it has one on a segment. It is found by the power
-    method at points spread evenly, so what is found may be a little less than the largest.
+    A gated FFN has no slope that holds everywhere, but it has one on a segment. The power method estimates it
+    at evenly spread points, so the result may be a little below the largest.
     """
     shares = torch.linspace(0, 1, POINTS, dtype=first_PD.dtype, device=first_PD.device)[:, None, None]
     points = (first_PD + shares * (second_PD - first_PD)).flatten(0, 1)

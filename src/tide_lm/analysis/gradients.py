@@ -12,10 +12,10 @@ from tide_lm.data.frequency import FrequencyBins
 
 
 def gradients(run: Path, bins: FrequencyBins) -> dict[str, Any]:
-    """Means by decile of E's input part, E's head part and each table; and how far the tables amplify.
+    """Return means by decile of E's input part, E's head part and each table, and the amplification.
 
-    `amplification` is all tables together over the input part of E: K, if each table's gradient were as
-    large.
+    `amplification` is the sum over tables divided by the input part of E: it is K if each table's gradient is
+    as large as E's.
     """
     path = run / "results" / "gradients.safetensors"
     if not path.exists():
@@ -23,7 +23,7 @@ def gradients(run: Path, bins: FrequencyBins) -> dict[str, Any]:
     try:
         used = load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): train again, or put it back") from error
+        raise ValueError(f"{path} is damaged ({error}): restore it, or train again") from error
     found: dict[str, Any] = {
         name: decile_means(used[name], bins) for name in ("embedding_input", "embedding_head")
     }

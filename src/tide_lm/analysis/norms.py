@@ -15,7 +15,7 @@ from tide_lm.run.directory import RunDirectory
 
 
 def norms(opened: OpenedModel, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Mean norm by decile, the spread of rare and common rows, and the same means at every checkpoint."""
+    """Return mean norms by decile, the spread of rare and common rows, and the means at every checkpoint."""
     bins = opened.bins
     embedding_V = row_norms(opened.model.get_input_embeddings().weight)
     return {

@@ -1,7 +1,7 @@
 """What each layer draws from memory, by the frequency of the input token: figure 10, for every layer.
 
-B batch, T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, R = 11 rows: the deciles, then
-the unbinned.
+Shapes: B batch, T tokens, K blocks, S = K + 1 slots with the null bank last, L layers, R = 11 rows (the
+deciles, then the tokens outside the bins).
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def routing(
     counts_R = torch.zeros(BINS + 1, dtype=torch.int64)
     once = replace(windows, stride=windows.size)  # no token twice
     for ids, predicted in read(path, opened.tokenizer, opened.vocabulary, once):
-        # The inputs of predicted tokens: all but what fills a row up, and a document's last token.
+        # The inputs of predicted tokens: all but padding and a document's last token.
         inputs_BT, taken_BT = ids[:, :-1].to(model.device), predicted[:, 1:].to(model.device)
         weights = model.model(inputs_BT, use_cache=False, output_router_weights=True)["router_weights"]
         row_N = rows_V[inputs_BT[taken_BT]]

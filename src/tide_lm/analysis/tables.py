@@ -1,6 +1,7 @@
 """The tables as directions: distances between E and the blocks (figure 9), neighbours (figure 13, table 6).
 
-V vocabulary, K blocks, A all tables: E and the blocks, D hidden, N tokens asked for, J nearest to each.
+Shapes: V vocabulary, K blocks, A all tables (E and the blocks), D hidden, N tokens asked for, J nearest to
+each.
 """
 
 from collections import deque
@@ -16,13 +17,13 @@ from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import OpenedModel
 from tide_lm.model.stored import StoredMemory
 
-CHUNK = 2**19  # numbers that are looked at together: those that a CPU's cache holds
-LARGE_CHUNK = 2**26  # on other devices
+CHUNK_NUMBERS = 2**19  # as many as a CPU's cache holds
+GPU_CHUNK_NUMBERS = 2**26
 NEIGHBOURS = 10
 
 
 def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
-    """Unit rows of E and of every M_k as layers receive them, with their gain: A x N x D.
+    """Return unit rows of E and of every M_k as layers receive them, with their gain: A x N x D.
 
     The norm before the gain changes no direction.
     """
@@ -43,9 +44,11 @@ def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(model: TideForCausalLM, ids: torch.Tensor, least: int = 1) -> tuple[torch.Tensor, ...]:
-    """Ids whose rows are looked at together."""
+    """Split ids into parts whose rows are compared together."""
     numbers = model.config.hidden_size * (model.config.num_memory_blocks + 1)
-    return ids.split(max((CHUNK if model.device.type == "cpu" else LARGE_CHUNK) // numbers, least))
+    return ids.split(
+        max((CHUNK_NUMBERS if model.device.type == "cpu" else GPU_CHUNK_NUMBERS) // numbers, least)
+    )
 
 
 def names(blocks: int) -> list[str]:
@@ -54,7 +57,7 @@ def names(blocks: int) -> list[str]:
 
 @torch.no_grad()
 def distances(opened: OpenedModel) -> dict[str, Any]:
-    """Mean cosine distance over the ids that occur, or all if that is not known, of every two tables."""
+    """Return the mean cosine distance of every two tables, over the ids that occur (all if not known)."""
     model = opened.tide
     ids_N = known_ids(opened).to(model.device)
     tables = names(model.config.num_memory_blocks)
@@ -73,7 +76,7 @@ def distances(opened: OpenedModel) -> dict[str, Any]:
 def neighbours(
     opened: OpenedModel, words: Sequence[str] = (), sample: int = 200, seed: int = 0
 ) -> dict[str, Any]:
-    """The overlap of nearest neighbours in E and in each block, for rare and common ids; and those of words.
+    """Return the overlap of nearest neighbours in E and in each block, for rare and common ids and for words.
 
     A neighbour is an id that occurs in the counts.
     """
@@ -98,7 +101,7 @@ def neighbours(
 
 
 def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Return the ids nearest by cosine to each id in each table, itself left out: A x N x J."""
+    """Return the ids nearest by cosine to each id in each table, without the id itself: A x N x J."""
     ((_, found_ANJ),) = deque(nearest_so_far(model, ids_N, candidates), maxlen=1)
     return found_ANJ
 
@@ -147,7 +150,7 @@ def neighbours_of(opened: OpenedModel, id: int, found_AJ: torch.Tensor) -> dict[
 
 
 def single_token(opened: OpenedModel, word: str) -> int:
-    """The id of a word with a space before it, or without."""
+    """Return the id of a word with a space before it, or without."""
     for text in (f" {word}", word):
         ids = opened.tokenizer(text, add_special_tokens=False).input_ids
         if len(ids) == 1:

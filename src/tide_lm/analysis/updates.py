@@ -9,7 +9,7 @@ from tide_lm.spec import estimate
 
 
 def updates(bins: FrequencyBins, tokens: float, batch: int, sequence: int) -> dict[str, Any]:
-    """Expected updates and occurrences of an id of mean frequency, by decile and tier, in so many tokens.
+    """Return expected updates and occurrences of an id of mean frequency, by decile and tier.
 
     `ratio_bound` bounds the gradient signal against that of the commonest decile (eq. 2.3, G = G_min).
     """

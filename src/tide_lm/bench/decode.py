@@ -35,6 +35,82 @@ def bandwidth() -> float:
     return words.nbytes / min(timing.seconds(words.sum) for _ in range(50))  # clocks take some time to rise
 
 
+def check(
+    names: Sequence[str], places: Sequence[Place], context: tuple[int, int], through_store: bool
+) -> None:
+    """Check what is to be timed, before any of it is."""
+    shapes = {name: presets.get(name).model for name in names}
+    start, end = context
+    if not 1 <= start < end - 1:
+        raise ValueError(f"--context is {start} {end}: begin with 1 or more, end with two more at least")
+    for name, shape in shapes.items():
+        if end > (known := shape.max_position_embeddings):
+            raise ValueError(f"--context ends at {end}, and {name} knows {known} positions: lower it")
+    if Place.device not in places and not any(shape.num_memory_blocks for shape in shapes.values()):
+        raise ValueError(f"base models have no rows to be in {places[0]}: leave --memory out")
+    if through_store and not shapes[names[-1]].num_memory_blocks:
+        raise ValueError(
+            f"--ids goes through the last preset, and {names[-1]} has no memory: end with another"
+        )
+
+
+def read_tokens(ids: Path, counts: Path | None, preset: str) -> tuple[list[int], np.ndarray | None]:
+    """Read the tokens to force through a preset, and how often each of its tokens occurs."""
+    vocabulary = presets.get(preset).model.vocab_size
+    tokens = _whole_numbers("--ids", ids)
+    if not len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        raise ValueError(f"--ids {ids} must hold token ids from 0 to {vocabulary - 1}")
+    counts_V = None if counts is None else _whole_numbers("--counts", counts)
+    if counts_V is not None and (counts_V.shape != (vocabulary,) or counts_V.min() < 0):
+        raise ValueError(
+            f"--counts {counts} must hold {vocabulary} numbers, 0 or more, one for each token id"
+        )
+    return tokens.tolist(), counts_V
+
+
+def _whole_numbers(option: str, path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        array = None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
+        raise ValueError(
+            f"{option} {path} is no .npy file of whole numbers in a row: write it with numpy.save"
+        )
+    return array
+
+
+def measure_all(
+    names: Sequence[str],
+    places: Sequence[Place],
+    batches: Sequence[int],
+    context: tuple[int, int],
+    peers: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time each preset at each batch size; batch sizes after the first use only the first place.
+
+    A record is compared with the base of its batch size, and with the time to read its weights once.
+    """
+    read = bandwidth()
+    found: list[dict[str, Any]] = []
+    for number, batch in enumerate(dict.fromkeys(batches)):
+        for name in dict.fromkeys(names):
+            for place in dict.fromkeys(places[:1] if number else places):
+                if place is Place.device or presets.get(name).model.num_memory_blocks:
+                    log(f"{name}, batch {batch}, rows on {place}")
+                    found += measure(name, place, batch, context, peers and not found)
+    bases = {run["batch"]: run["ms_per_token"] for run in found if not run["k"] and "weight_bytes" in run}
+    for run in found:
+        if run["batch"] in bases:
+            run["over_base"] = run["ms_per_token"] / bases[run["batch"]] - 1
+        if "weight_bytes" in run:
+            run["gb_per_s"] = run["weight_bytes"] / run["ms_per_token"] / 1e6
+            run["floor_ms"] = 1e3 * run["weight_bytes"] / read
+            run["of_floor"] = 1e9 * run["gb_per_s"] / read
+    return {"floor_ms": found[0]["floor_ms"], "bandwidth_tb_s": read / 1e12, "runs": found}
+
+
 def measure(
     preset: str, memory: Place, batch: int, context: tuple[int, int], peers: bool
 ) -> Iterator[dict[str, Any]]:

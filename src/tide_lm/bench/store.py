@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from tide_lm.bench import timing
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.model import TideConfig, TideForCausalLM
+from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
+from tide_lm.store.codec import RowCodec
 from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
 from tide_lm.store.reader import StoreFile
 
@@ -25,6 +28,37 @@ _ROWS_PER_WRITE = 4096
 _FIO_SECONDS, _FIO_DEPTH = 3, 16
 _READS = 5  # of the reader in a round
 _SETTLING = 0.2  # seconds in which a system goes on dropping pages after it was asked to
+
+
+def check(model: str, decode: str, bits: int, tokens: int) -> None:
+    """Check what is to be timed, before any of it is."""
+    shape, small = presets.get(model).model, presets.get(decode).model
+    if not (shape.num_memory_blocks and small.num_memory_blocks):
+        raise ValueError("a base model has no store: name presets with memory, such as tide-8e-1b")
+    if tokens > shape.vocab_size:
+        raise ValueError(f"--tokens is {tokens}, and {model} has {shape.vocab_size}: give fewer")
+    RowCodec(1, bits)
+
+
+def measure(
+    model: str,
+    decode: str,
+    bits: int,
+    tokens: int,
+    rounds: int,
+    folder: Path,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Write a store as large as a model's, read rows from it, and generate from another; then remove both."""
+    with TemporaryDirectory(dir=folder, prefix=".bench-store-") as place:
+        log("writing it")
+        header = random_store(Path(place) / "rows.tide", presets.get(model).model, bits)
+        log("reading it")
+        read = read_speed(Path(place) / "rows.tide", tokens, rounds)
+        log(f"generating with {decode}")
+        generated = decode_speed(decode, Path(place) / "packed", bits, 64, rounds)
+    about = {"model": model, "bits": bits, "store_bytes": header.file_bytes, "padding": header.padding}
+    return {**about, "read": read, "decode": generated}
 
 
 def random_store(

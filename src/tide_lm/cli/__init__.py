@@ -10,12 +10,12 @@ import typer
 from tide_lm.cli.output import defer_to_first
 
 COMMANDS = {  # with what their help begins with
-    "presets": "The paper's models and tiny ones: what the paper states of them, and what is assumed.",
-    "estimate": "Parameters, FLOPs, VRAM, SSD and optimiser bytes of a model.",
-    "doctor": "What is installed, the GPU, the disk; exit status 1 if something required is missing.",
+    "presets": "List the paper's models and tiny ones: what the paper states of them, and what is assumed.",
+    "estimate": "Estimate parameters, FLOPs, VRAM, SSD and optimiser bytes of a model.",
+    "doctor": "Show what is installed, the GPU and the disk; exit status 1 if something required is missing.",
     "train": "Train a base or a TIDE model on prepared data; resumable to the bit.",
     "prepare": "Turn text into token shards to train on.",
-    "evaluate": "Perplexity by token and word, and loss by frequency decile.",
+    "evaluate": "Measure perplexity by token and word, and loss by frequency decile.",
     "analyze": "Look into models as the paper does.",
     "figure": "Draw a figure of the paper as NAME.svg and NAME.png.",
     "report": "Write a self-contained HTML page that compares runs, beside the paper.",
@@ -23,7 +23,7 @@ COMMANDS = {  # with what their help begins with
     "pack": "Put a trained model's tables into a store, to be read from there row by row, or check one.",
     "upcycle": "Make a Llama a TIDE model that computes exactly the same and can be trained on, or go back.",
     "serve": "Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers.",
-    "generate": "Generate text. One prompt's is written as it comes, of several each when it has ended.",
+    "generate": "Generate text.",
     "bench": "Time what this machine does, on made-up data.",
     "explore": "Look into a model in the browser: texts by token, the vocabulary, pairs, its results.",
     "demo": "Train a base and a TIDE model on the same real text and compare them.",

@@ -31,13 +31,14 @@ COMPRESSED = [
 
 
 def command(
-    steps: Annotated[int, typer.Option("--steps", min=10, help="Training steps of each model.")] = 300,
-    run: Annotated[Path, typer.Option("--run", help="The folder for data, runs and numbers.")] = Path(
-        "runs/demo"
-    ),
+    steps: Annotated[int, typer.Option(min=10, help="Training steps per model.")] = 300,
+    run: Annotated[Path, typer.Option(help="The folder for data, runs and numbers.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Train a base and a TIDE model on the same real text and compare them; a few minutes on two cores."""
+    """Train a base and a TIDE model on the same real text and compare them; a few minutes on two cores.
+
+    Example: tide-lm demo --steps 300 --run runs/demo
+    """
     started = time.monotonic()
     if (run / "config.json").exists():
         raise ValueError(f"{run} holds a run of tide-lm train: choose another --run")
@@ -50,16 +51,13 @@ def command(
         result["null_bank_by_decile"] = _look_into(run)
     result["seconds"] = round(time.monotonic() - started, 1)
     path = write_result(run, "demo", result, seed=0)
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    print_json(result) if as_json else _print(result)
     typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {_report(run)}", err=True)
     typer.echo(f"Next: tide-lm explore {run}", err=True)
 
 
 def both_runs(folder: str) -> tuple[str, str] | None:
-    """The TIDE run and the base of a demo's folder, if it is one."""
+    """Return the TIDE run and the base run of a demo's folder, if it is one."""
     if not (Path(folder) / "results" / "demo.json").exists():
         return None
     tide, base = (Path(folder) / kind for kind in ("tide", "base"))
@@ -67,7 +65,7 @@ def both_runs(folder: str) -> tuple[str, str] | None:
 
 
 def _prepare(folder: Path) -> Path:
-    """The builtin text in a vocabulary of 4,096, made once."""
+    """Prepare the builtin text in a vocabulary of 4,096, once."""
     from tide_lm.data.prepare import prepare
     from tide_lm.data.shards import MANIFEST
 
@@ -78,7 +76,7 @@ def _prepare(folder: Path) -> Path:
 
 
 def settings(preset: str, data: Path, steps: int) -> RunConfig:
-    """Both models' settings: their preset's, for so many steps. Only the preset differs."""
+    """Return the settings of a model: its preset's, for so many steps. Only the preset differs."""
     return RunConfig.load(
         None,
         [
@@ -101,12 +99,12 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
     config = settings(preset, data, steps)
     before = RunDirectory(run).read_config()
     if run.exists() and (before or {}).get("data", {}).get("path") != config.data.path:
-        raise ValueError(f"{run} is not of the demo: move it, or choose another --run")
+        raise ValueError(f"{run} is no run of the demo: move it, or choose another --run")
     shutil.rmtree(run, ignore_errors=True)
     typer.echo(f"Training {preset} ...", err=True)
     started = time.monotonic()
-    with training_progress(steps) as (tell, advance):
-        trainer = Trainer(config, run, tell, advance)
+    with training_progress(steps) as (log, advance):
+        trainer = Trainer(config, run, log, advance)
         validation = trainer.train()
     if not validation:
         raise typer.Abort  # stopped by a signal

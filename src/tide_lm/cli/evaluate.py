@@ -55,7 +55,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Perplexity by token and word, and loss by frequency decile, on any text; zero-shot benchmarks.
+    """Measure perplexity by token and word, and loss by frequency decile, on any text; zero-shot benchmarks.
 
     Example: tide-lm evaluate runs/mine --text wikitext=wiki.test.txt
     """

@@ -13,23 +13,26 @@ from tide_lm.run.directory import check_exists
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="A run, a checkpoint of one, a folder, a name on the Hub, or a demo.")
+        str, typer.Argument(help="A run, a checkpoint, a folder, a name on the Hub, or a demo.")
     ],
     compare: Annotated[
-        str | None, typer.Option("--compare", help="Another model of the same tokenizer, to compare losses.")
+        str | None, typer.Option(help="Another model of the same tokenizer, to compare losses.")
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option("--results", show_default="the run", help="The run whose results are shown."),
+        typer.Option(show_default="the run", help="The run whose results are shown."),
     ] = None,
     counts: Counts = None,
     memory: Memory = None,
     host: Annotated[
-        str, typer.Option("--host", help="The address to listen at: by default, this machine alone.")
+        str, typer.Option(help="The address to listen at: by default, this machine alone.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port.")] = 7860,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 7860,
 ) -> None:
-    """Look into a model in the browser: texts by token, the vocabulary, pairs, its results."""
+    """Look into a model in the browser: texts by token, the vocabulary, pairs, its results.
+
+    Example: tide-lm explore runs/mine --compare runs/base
+    """
     if both := both_runs(model):
         model, compare = both[0], compare or both[1]
     for name in filter(None, (model, compare)):

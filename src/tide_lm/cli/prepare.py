@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import AsJson
-from tide_lm.cli.output import print_json, print_table
+from tide_lm.cli.options import AsJson, usage_errors
+from tide_lm.cli.output import pairs, print_json, print_table
 from tide_lm.cli.progress import working
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Executor(StrEnum):
 
 
 def command(
-    out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
     source: Annotated[
         str,
         typer.Argument(
@@ -36,39 +36,31 @@ def command(
         ),
     ] = "builtin",
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="A name on the Hugging Face Hub, a folder, or llama3.")
+        str | None, typer.Option(help="A name on the Hugging Face Hub, a folder, or llama3.")
     ] = None,
     train_tokenizer: Annotated[
         int | None,
-        typer.Option(
-            "--train-tokenizer", min=258, show_default="4096", help="Or train a byte-level BPE of N tokens."
-        ),
+        typer.Option(min=258, show_default="4096", help="Or train a byte-level BPE of N tokens."),
     ] = None,
     validation: Annotated[
-        float, typer.Option("--validation", min=0, max=0.5, help="The part of the documents to hold out.")
+        float, typer.Option(min=0, max=0.5, help="The share of documents to hold out.")
     ] = 0.005,
-    text_field: Annotated[
-        str, typer.Option("--text-field", help="Where records of JSONL, Parquet or the Hub hold their text.")
-    ] = "text",
+    text_field: Annotated[str, typer.Option(help="The field of a record that holds its text.")] = "text",
     processes: Annotated[
         int | None,
         typer.Option(
-            "--processes",
             min=1,
-            show_default=f"one a core, at most {MOST_PROCESSES}",
+            show_default=f"one per core, at most {MOST_PROCESSES}",
             help="Processes that encode; the result is the same.",
         ),
     ] = None,
     executor: Annotated[
         Executor | None,
-        typer.Option(
-            "--executor", help="Run as tasks of datatrove, on many machines; the result is the same."
-        ),
+        typer.Option(help="Run as tasks of datatrove, on many machines; the result is the same."),
     ] = None,
     tasks: Annotated[
         int | None,
         typer.Option(
-            "--tasks",
             min=1,
             help="Tasks for the executor; those beyond the number of files or dataset shards are idle.",
         ),
@@ -76,24 +68,26 @@ def command(
     executor_option: Annotated[
         list[str] | None,
         typer.Option(
-            "--executor-option",
             metavar="KEY=VALUE",
             help="For datatrove's executor: partition, time, cpus_per_task, workers ...; may be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn text into token shards to train on, with a validation split, a manifest and token counts."""
-    if tokenizer and train_tokenizer:
-        raise typer.BadParameter("give either --tokenizer or --train-tokenizer")
-    if executor is None and (tasks or executor_option):
-        raise typer.BadParameter(
-            "--tasks and --executor-option are for --executor: add it, or leave them out"
-        )
-    if executor and not tasks:
-        raise typer.BadParameter(f"--executor {executor} needs the number of tasks: add --tasks N")
-    if executor and processes:
-        raise typer.BadParameter("--processes is for one machine: with --executor, give --tasks instead")
+    """Turn text into token shards to train on, with a validation split, a manifest and token counts.
+
+    Example: tide-lm prepare 'texts/*.txt' --tokenizer llama3 --out data/mine
+    """
+    with usage_errors():
+        if tokenizer and train_tokenizer:
+            raise ValueError("--tokenizer and --train-tokenizer are both given: give one")
+        if executor is None and (tasks or executor_option):
+            raise ValueError("--tasks and --executor-option are for --executor: add it, or leave them out")
+        if executor and not tasks:
+            raise ValueError(f"--executor {executor} needs the number of tasks: add --tasks N")
+        if executor and processes:
+            raise ValueError("--processes is for one machine: with --executor, give --tasks instead")
+        options = _options(executor_option or [])
     from tide_lm.data.prepare import Settings, prepare
 
     asked: dict[str, Any] = {
@@ -103,13 +97,12 @@ def command(
         "text_field": text_field,
     }
     if executor and tasks:
-        options = _options(executor_option or [])
         _prepare_in_tasks(Settings(source, **asked), out, executor, tasks, options, as_json)
         return
-    with working(f"Preparing {source}") as tell:
+    with working(f"Preparing {source}") as log:
 
         def progress(documents: int, tokens: int) -> None:
-            tell(f"{documents:,} documents, {tokens:,} tokens")
+            log(f"{documents:,} documents, {tokens:,} tokens")
 
         processes = processes or min(os.cpu_count() or 1, MOST_PROCESSES)
         manifest = prepare(source, out, **asked, processes=processes, progress=progress)
@@ -117,12 +110,12 @@ def command(
 
 
 def _options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Values are JSON, or else text: `cpus_per_task=4`, `time=2:00:00`, `sbatch_args={"account": "me"}`."""
+    """Read values as JSON or text: `cpus_per_task=4`, `time=2:00:00`, `sbatch_args={"account": "me"}`."""
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise typer.BadParameter(f"--executor-option {pair!r} is not KEY=VALUE: write it as time=2:00:00")
+            raise ValueError(f"--executor-option {pair!r} is not KEY=VALUE: write it as time=2:00:00")
         try:
             options[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -158,8 +151,8 @@ def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    rows = [(name, _cell(value)) for name, value in result.items() if name != "sha256"]
-    print_table(f"Prepared {manifest.source['source']}", ["what", "value"], rows, numbers=False)
+    title = f"Prepared {manifest.source['source']}"
+    print_table(title, ["what", "value"], pairs(result, "sha256"), numbers=False)
     typer.echo(f"sha256 of the text: {result['sha256']}")
 
 
@@ -173,9 +166,3 @@ def _result(manifest: "Manifest", out: Path) -> dict[str, Any]:
         "vocabulary": manifest.vocab_size,
         "folder": str(out),
     }
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{count:,} {split}" for split, count in value.items())
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import AsJson
+from tide_lm.cli.options import AsJson, usage_errors
 from tide_lm.cli.output import print_json, print_table
 from tide_lm.spec import presets
 from tide_lm.spec.estimate import count_parameters
@@ -15,11 +15,12 @@ def command(
     name: Annotated[str | None, typer.Argument(help="One preset in full, such as tide-8e-1b.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The paper's models and tiny ones: what the paper states of them, and what is assumed."""
-    try:
-        chosen = [presets.get(name)] if name else [presets.get(known) for known in presets.names()]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    """List the paper's models and tiny ones: what the paper states of them, and what is assumed.
+
+    Example: tide-lm presets tide-8e-1b
+    """
+    with usage_errors():
+        chosen = [presets.get(known) for known in ([name] if name else presets.names())]
     if as_json:
         print_json([_record(preset) for preset in chosen])
     elif name:

@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 30
 
 @contextmanager
 def working(title: str) -> Iterator[Callable[[str], None]]:
-    """Gives `tell(what)`, shown behind the title on a terminal; elsewhere a line now and then."""
+    """Give `log(line)`, which shows a line behind the title; elsewhere than on a terminal now and then."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -21,13 +21,13 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
         typer.echo(f"{title} ...", err=True)
         last = time.monotonic()
 
-        def tell(what: str) -> None:
+        def log(what: str) -> None:
             nonlocal last
             if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
                 typer.echo(f"{title}: {what}", err=True)
 
-        yield tell
+        yield log
         return
     with Console(stderr=True).status(escape(f"{title} ...")) as status:
         yield lambda what: status.update(escape(f"{title}: {what}"))
@@ -45,12 +45,12 @@ def tidy_end() -> Iterator[None]:
 
 @contextmanager
 def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """Gives `begin(bytes)`, which gives `advance(bytes)`; a bar on a terminal, lines elsewhere."""
+    """Give `begin(bytes)`, which gives `advance(bytes)`: a bar on a terminal, lines elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     if not sys.stderr.isatty():
-        with working("Writing") as tell:
+        with working("Writing") as log:
 
             def begin(total: int) -> Callable[[int], None]:
                 done = 0
@@ -58,7 +58,7 @@ def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
                 def advance(count: int) -> None:
                     nonlocal done
                     done += count
-                    tell(f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB")
+                    log(f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB")
 
                 return advance
 
@@ -79,7 +79,7 @@ def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
 def training_progress(
     steps: int, shown: bool = True
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Gives `tell(line)` and `advance(step)`, which do nothing if not `shown`."""
+    """Give `log(line)` and `advance(step)`, which do nothing if not `shown`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
     from transformers.utils.logging import disable_progress_bar

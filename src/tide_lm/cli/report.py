@@ -10,13 +10,16 @@ def command(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is the reference.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", show_default="RUN/report/index.html", help="The file to write."),
+        typer.Option(show_default="RUN/report/index.html", help="The file to write."),
     ] = None,
     cards: Annotated[
-        bool, typer.Option("--cards", help="Put all results into the README of each run's export, too.")
+        bool, typer.Option("--cards", help="Also put all results into the README of each run's export.")
     ] = False,
 ) -> None:
-    """Write a self-contained HTML page that compares runs, beside the paper; it only reads results."""
+    """Write a self-contained HTML page that compares runs, beside the paper; it only reads results.
+
+    Example: tide-lm report runs/base runs/mine
+    """
     from tide_lm.report.model_cards import write_cards
     from tide_lm.report.page import write_report
 

@@ -15,13 +15,16 @@ from tide_lm.spec.config import ModelConfig
 
 def command(
     model: Annotated[str, typer.Argument(help="A run, a folder or a name on the Hub.")],
-    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 8000,
     more: Annotated[
-        list[str] | None, typer.Argument(help="After --, options of the server itself.", metavar="-- OPTIONS")
+        list[str] | None, typer.Argument(help="Options of the server itself, after --.", metavar="-- OPTIONS")
     ] = None,
 ) -> None:
-    """Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers."""
+    """Serve a model with the OpenAI API: by vLLM where it is installed, else by transformers.
+
+    Example: tide-lm serve runs/mine --port 8000
+    """
     where = ["--host", host, "--port", str(port), *(more or ())]
     folder = exported(model)
     if importlib.util.find_spec("vllm"):
@@ -31,7 +34,7 @@ def command(
         server = "transformers"
     else:
         raise ValueError(
-            "there is no server here: pip install 'tide-lm[serve]', for transformers' own, or vllm"
+            "no server is installed: pip install 'tide-lm[serve]' for that of transformers, or vllm"
         )
     check_exists(model)
     if Path(folder).exists():

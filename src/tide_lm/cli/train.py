@@ -17,24 +17,27 @@ def command(
     config: Annotated[Path | None, typer.Argument(help="The run's settings, a TOML file.")] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="A TIDE or Llama folder, or a run, to go on from: model.start."),
+        typer.Option("--from", help="A TIDE or Llama folder, or a run, to start from: model.start."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value; wins over the file; repeatable.")
     ] = None,
-    run: Annotated[Path, typer.Option("--run", help="The run directory.")] = Path("runs/train"),
+    run: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/train"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run stands; its settings need not be given.")
+        bool, typer.Option("--resume", help="Continue the run; its settings need not be given.")
     ] = False,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Resume although settings differ.")
+        bool, typer.Option("--allow-changes", help="Resume with settings that differ.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print settings and costs; write nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a base or a TIDE model on prepared data; resumable to the bit."""
+    """Train a base or a TIDE model on prepared data; resumable to the bit.
+
+    Example: tide-lm train run.toml --run runs/mine --set train.steps=2000
+    """
     folder = RunDirectory(run)
     before = folder.read_config() if resume else None
     try:
@@ -62,8 +65,8 @@ def command(
     from tide_lm.train.trainer import Trainer
 
     with process_group.joined():
-        with training_progress(chosen.train.steps, shown=process_group.is_first()) as (tell, advance):
-            trainer = Trainer(chosen, run, tell, advance, resume, allow_changes)
+        with training_progress(chosen.train.steps, shown=process_group.is_first()) as (log, advance):
+            trainer = Trainer(chosen, run, log, advance, resume, allow_changes)
             validation = trainer.train()
         if as_json and process_group.is_first():
             print_json(validation)
@@ -78,12 +81,12 @@ def command(
 def _print_dry_run(result: dict[str, Any]) -> None:
     settings = list(flat(result["config"]).items())
     print_table("Settings", ["setting", "value"], settings, numbers=False)
-    each = f" of each of {result['processes']}" if result["processes"] > 1 else ""
+    each = f" of each of {result['processes']} processes" if result["processes"] > 1 else ""
     costs = [
         *((f"ids of the {part}", f"{count:,}") for part, count in result["vocabulary"].items()),
         *((f"parameters, {part}", f"{count:,}") for part, count in result["parameters"].items()),
         *((f"memory{each}, {part}", f"{count / 1e9:,.3f} GB") for part, count in result["bytes"].items()),
-        ("FLOPs a token", f"{result['flops_per_token']:.3e}"),
+        ("FLOPs per token", f"{result['flops_per_token']:.3e}"),
         ("tokens", f"{result['tokens']:,}"),
         ("epochs of the data", f"{result['epochs']:,}"),
     ]

@@ -19,28 +19,30 @@ def command(
     model: Annotated[
         str, typer.Argument(help="A Llama: a folder with safetensors, a run's export, or a name on the Hub.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
     memory_blocks: Annotated[int, typer.Option("--memory-blocks", "-k", min=1, help="Blocks K.")] = 8,
     memory_values: Annotated[
         bool,
-        typer.Option("--memory-values/--no-memory-values", help="Rows in attention's values too."),
+        typer.Option("--memory-values/--no-memory-values", help="Add rows to attention's values too."),
     ] = True,
-    memory_value_scale: Annotated[
-        float, typer.Option("--memory-value-scale", help="What rows are multiplied with there.")
-    ] = 1.0,
+    memory_value_scale: Annotated[float, typer.Option(help="The factor of rows in values.")] = 1.0,
     memory_own_block: Annotated[
-        bool, typer.Option("--memory-own-block", help="One block a layer, instead of all K.")
+        bool, typer.Option("--memory-own-block", help="Mix one block per layer instead of all K.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of tables and routers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed that tables and routers are drawn from.")] = 0,
     strip: Annotated[
-        bool, typer.Option("--strip", help="The reverse: a TIDE model whose memory is off, as a Llama.")
+        bool,
+        typer.Option("--strip", help="Go back: write a TIDE model whose memory adds nothing as a Llama."),
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="With --strip: although the memory is in use.")
+        bool, typer.Option("--anyway", help="With --strip: drop a memory that is in use.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a Llama a TIDE model that computes exactly the same and can be trained on, or go back."""
+    """Make a Llama a TIDE model that computes exactly the same and can be trained on, or go back.
+
+    Example: tide-lm upcycle my-llama --memory-blocks 8 --out my-tide
+    """
     if strip:
         refuse_others(context, {"model", "out", "strip", "anyway", "as_json"}, "--strip")
     elif anyway:

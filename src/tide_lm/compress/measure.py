@@ -74,7 +74,7 @@ def measure(
 
 
 def held(encoder: Encoder) -> StoredMemory:
-    """The memory in a form, on the device of its tables."""
+    """Return the memory in a form, on the device of its tables."""
     memory = StoredMemory(*encoder.memory.weight.shape)
     memory.hold(encoder.header, encoder.sections, torch.cat(list(encoder.rows())))
     return memory.eval()

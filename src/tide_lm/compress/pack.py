@@ -17,7 +17,7 @@ from tide_lm.store.reader import StoreFile
 
 STORE = "memory.tide"
 _TABLES = "model.memory."
-_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 
 
 def fingerprint(model: TideForCausalLM) -> str:
@@ -26,7 +26,7 @@ def fingerprint(model: TideForCausalLM) -> str:
 
 
 def _sum(model: TideForCausalLM, tables: bool) -> str:
-    """Over names, types, shapes and numbers."""
+    """Hash names, types, shapes and numbers."""
     found = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if name.startswith(_TABLES) == tables:
@@ -42,7 +42,7 @@ def pack(
     counts_V: np.ndarray | None = None,
     save_more: Callable[[Path], object] = lambda folder: None,
 ) -> Header:
-    """Writes a folder that opens as a model, its rows in a store; whole, or not at all.
+    """Write a folder that opens as a model with its rows in a store; whole, or not at all.
 
     `save_more` adds what else belongs to a model, such as its tokenizer.
     """
@@ -66,17 +66,18 @@ def pack(
 
 
 def verify(model: TideForCausalLM) -> StoreFile:
-    """Reads every row of a packed model's store, and compares its fingerprint."""
+    """Read every row of a packed model's store, and compare its fingerprint."""
     stored = model.model.memory
     if not isinstance(stored, StoredMemory) or stored.file is None:
         raise ValueError("this model has no store to verify: its tables are among its weights")
     header = stored.file.header
     if (found := _sum(model, tables=False)) != header.fingerprint[:32]:
         raise StoreError(
-            f"{stored.file.path} is of weights with the sum {header.fingerprint[:32]}, and these have "
-            f"{found}: they have changed since they were packed, or were saved in another type; pack the "
-            "model again"
+            f"{stored.file.path} belongs to weights with the sum {header.fingerprint[:32]}, and these have "
+            f"{found}: the weights changed after packing, or were saved in another type; pack the model again"
         )
-    for start in range(0, header.vocab_size, _AT_ONCE):
-        stored.file.read(np.arange(start, min(start + _AT_ONCE, header.vocab_size)))  # and compare checksums
+    for start in range(0, header.vocab_size, _ROWS_AT_ONCE):
+        stored.file.read(
+            np.arange(start, min(start + _ROWS_AT_ONCE, header.vocab_size))
+        )  # and compare checksums
     return stored.file

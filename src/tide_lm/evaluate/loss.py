@@ -17,10 +17,10 @@ def held_out_loss(
     bins: FrequencyBins,
     add_up: Callable[[torch.Tensor], object] = lambda tensor: None,
 ) -> dict[str, Any]:
-    """Mean loss of `(inputs, targets)` batches, per decile and for rare, mid and common tokens.
+    """Return the mean loss of `(inputs, targets)` batches, per decile and for rare, mid and common tokens.
 
-    `per_token` gives the loss of each target. Where ranks have batches of their own, `add_up` adds a tensor
-    of each in place.
+    `per_token` gives the loss of each target. Where processes have batches of their own, `add_up` sums a
+    tensor over them in place.
     """
     losses = LossByBin(bins)
     for inputs, targets in batches:

@@ -1,11 +1,12 @@
 """Perplexity of a text in strided windows.
 
-A long text costs no more memory than a short one, if its tokenizer may take it line by line: byte-level ones
-may. Those that mark the beginning of a text take a document whole.
+A byte-level tokenizer reads a text line by line, so a long text costs no more memory than a short one. A
+tokenizer that marks the beginning of a text reads each document whole.
 
-A document is BOS, or else EOS, if the tokenizer has one, and its tokens. Windows of W tokens start every S
-tokens, and each predicts the tokens that no window before has: every token once, from at least W - S before
-it, except at the beginning of a document. B windows of a batch, T tokens, N predicted ones.
+A document is its tokens after BOS, or after EOS if the tokenizer has no BOS. Windows of W tokens start every
+S tokens, and each predicts the tokens that no window before has predicted: every token once, from at least
+W - S tokens before it, except at the beginning of a document. Shapes: B windows per batch, T tokens per
+window, N predicted tokens.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class Windows:
 
 
 class Window(NamedTuple):
-    """T + 1 tokens, of which those from place `first` on are predicted."""
+    """T + 1 tokens; those from place `first` on are predicted."""
 
     ids: np.ndarray
     first: int
@@ -62,7 +63,7 @@ class TextSize:
 
 
 def cut(pieces: Iterable[np.ndarray], windows: Windows) -> Iterator[Window]:
-    """The windows of one document, whose tokens come in pieces."""
+    """Yield the windows of one document, whose tokens come in pieces."""
     held, first = np.empty(0, np.int64), 1
     ended = False
     source = iter(pieces)
@@ -82,9 +83,9 @@ def cut(pieces: Iterable[np.ndarray], windows: Windows) -> Iterator[Window]:
 def document_tokens(
     source: str, text_field: str, tokenizer: PreTrainedTokenizerBase, size: TextSize
 ) -> Iterator[Iterator[np.ndarray]]:
-    """The tokens of each document, in pieces; the text's size is counted on the way.
+    """Yield the tokens of each document, in pieces, and count the text's size on the way.
 
-    Of prepared data it is the validation split, as one document whose words are not known.
+    Prepared data give their validation split, as one document whose words are not known.
     """
     if (Path(source) / MANIFEST).exists():
         yield _held_out(Path(source), tokenizer)
@@ -107,7 +108,7 @@ def _held_out(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.n
     split = TokenSplit(folder, "validation")
     if tokenizers.fingerprint(tokenizer) != split.manifest.tokenizer_sha256:
         raise ValueError(
-            f"{folder} was prepared with another tokenizer than the model's: prepare it with that"
+            f"{folder} was prepared with another tokenizer than the model's: prepare it with the model's"
         )
     for start in range(0, len(split), HELD_OUT_PIECE):
         yield split.read(start, min(HELD_OUT_PIECE, len(split) - start)).astype(np.int64)
@@ -116,7 +117,7 @@ def _held_out(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.n
 def token_losses(
     model: PreTrainedModel, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, **options: Any
 ) -> torch.Tensor:
-    """The loss of each target, B x T, of any causal model."""
+    """Return the loss of each target, B x T, for any causal model."""
     if isinstance(model, LlamaForCausalLM):  # whose logits need not all exist at once
         hidden_BTD = model.model(inputs_BT, use_cache=False, **options).last_hidden_state
         losses_N = chunked_cross_entropy(
@@ -124,7 +125,7 @@ def token_losses(
         ).per_token_N
     else:
         logits_BTV = model(inputs_BT, use_cache=False, **options).logits
-        losses_N = torch.cat(  # a row at a time, as float32 takes twice the memory of bfloat16
+        losses_N = torch.cat(  # one sequence at a time: float32 takes twice the memory of bfloat16
             [
                 torch.nn.functional.cross_entropy(logits_TV.float(), targets_T, reduction="none")
                 for logits_TV, targets_T in zip(logits_BTV, targets_BT, strict=True)
@@ -134,7 +135,7 @@ def token_losses(
 
 
 def batched(windows: Iterable[Window], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids, filled up on the right where no predicted token sees it, and which places are predicted."""
+    """Yield ids, padded on the right where no predicted token sees it, and which places are predicted."""
     waiting: list[Window] = []
 
     def stacked() -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,8 +182,8 @@ def read(
 def check_ids(ids: torch.Tensor, vocabulary: int) -> None:
     if ids.max() >= vocabulary:
         raise ValueError(
-            f"the tokenizer gives the id {ids.max()}, and the model has {vocabulary:,}: they do not fit; "
-            "put the model's own tokenizer into its folder"
+            f"the tokenizer gives the id {ids.max()}, and the model has {vocabulary:,} ids: put the "
+            "model's own tokenizer into its folder"
         )
 
 
@@ -252,7 +253,7 @@ def perplexity(
 
 
 def _exp(value: float) -> float | None:
-    """None where it is larger than any number."""
+    """Return e to this power, or None where that is larger than any float."""
     try:
         return math.exp(value)
     except OverflowError:

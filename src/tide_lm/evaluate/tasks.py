@@ -1,7 +1,7 @@
 """The paper's eight zero-shot tasks, and LAMBADA's perplexity, through lm-eval.
 
-The tasks are lm-eval's own, by reference: only where their records come from may change, from the Hub to a
-folder of JSON lines. Prompts begin with BOS where the tokenizer itself adds one, as in lm-eval.
+The tasks are lm-eval's own: its definitions are included, not copied. Only the place of their records may
+change, from the Hub to a folder of JSON lines. Prompts begin with BOS where the tokenizer itself adds one.
 """
 
 import copy
@@ -27,7 +27,7 @@ LAMBADA = "lambada_openai"
 
 @dataclass(frozen=True)
 class Task:
-    """`definition` is lm-eval's, in its folder of tasks; `splits` the one it scores, then a stand-in."""
+    """A task: `definition` is lm-eval's file, `splits` the split that it scores and then a stand-in."""
 
     title: str
     definition: str
@@ -48,7 +48,7 @@ TASKS = {  # in the order of the paper's columns
 
 
 def check(source: str, tasks: Sequence[str] = tuple(TASKS)) -> None:
-    """All that can be known to be wrong before a model is loaded."""
+    """Check names, definitions and records, before a model is loaded."""
     for name in in_order(tasks):
         _definition(name)
         if source != HUB:
@@ -56,7 +56,7 @@ def check(source: str, tasks: Sequence[str] = tuple(TASKS)) -> None:
 
 
 def in_order(tasks: Sequence[str]) -> list[str]:
-    """Names of tasks in the order of the paper's columns, each once, if all are known."""
+    """Return the names of tasks in the order of the paper's columns, each once."""
     if not tasks:
         raise ValueError(f"no task is named: choose from {', '.join(TASKS)}")
     for name in tasks:
@@ -74,9 +74,9 @@ def run(
     batch: int = 8,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Scores between 0 and 1, from the Hub or from a folder; `limit` takes the first records of each task.
+    """Return scores between 0 and 1; `source` is a folder or the Hub, `limit` the records per task.
 
-    The average is that of all eight, or None.
+    The average is that of all eight tasks, or None.
     """
     check(source, tasks)
     tasks = in_order(tasks)
@@ -112,7 +112,7 @@ def run(
 
 
 def write_tasks(folder: Path, out: Path, tasks: Sequence[str] = tuple(TASKS)) -> list[Path]:
-    """Writes lm-eval's tasks with the records of a folder, for `lm_eval --include_path OUT`.
+    """Write lm-eval's tasks with the records of a folder, for `lm_eval --include_path OUT`.
 
     `folder` holds `<task>_<split>.jsonl` or `.jsonl.gz`, with the fields of the Hugging Face datasets.
     """
@@ -155,7 +155,7 @@ def _definition(name: str) -> Path:
 
 
 def find_records(folder: Path, name: str) -> tuple[str, Path]:
-    """The split and the file of a task's records."""
+    """Return the split and the file of a task's records."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give one that holds the benchmarks, or {HUB}")
     splits = TASKS[name].splits
@@ -171,7 +171,7 @@ def find_records(folder: Path, name: str) -> tuple[str, Path]:
 
 
 def _load(tasks: Sequence[str], paths: Sequence[Path], source: str) -> dict[str, Any]:
-    """lm-eval's tasks with their records, zero-shot."""
+    """Load lm-eval's tasks with their records, zero-shot."""
     manager = _lm_eval("tasks").TaskManager(include_defaults=False)
     loaded = {}
     for name, path in zip(tasks, paths, strict=True):
@@ -185,7 +185,7 @@ def _load(tasks: Sequence[str], paths: Sequence[Path], source: str) -> dict[str,
             )
             cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise ValueError(
-                f"the records of {name} cannot be had from {source} ({cause}): {cure}"
+                f"the records of {name} cannot be read from {source} ({cause}): {cure}"
             ) from error
         loaded[name].set_config(key="num_fewshot", value=0)
     return loaded
@@ -212,7 +212,7 @@ def task_result(name: str, score: float, samples: int, split: str) -> dict[str, 
 
 
 def average(scores: dict[str, dict[str, Any]]) -> float | None:
-    """Average all eight tasks; fewer would not be the paper's average."""
+    """Return the average of all eight tasks; that of fewer would not be the paper's."""
     if len(scores) < len(TASKS):
         return None
     return sum(score["score"] for score in scores.values()) / len(TASKS)
@@ -232,7 +232,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Keeps Hugging Face's libraries from the network; they have read their environment already."""
+    """Keep Hugging Face's libraries off the network; they have read their environment already."""
     from huggingface_hub import constants
 
     settings = [constants, require("datasets.config", "evaluation on benchmarks", "eval")]

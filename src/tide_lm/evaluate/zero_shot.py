@@ -1,8 +1,8 @@
 """The paper's eight zero-shot tasks without lm-eval: only torch, transformers and a folder of records.
 
-Texts, tokens and metrics are those of lm-eval 0.4.13, and so are the scores of a model in float32. In 16 bits
-lm-eval takes the softmax in them too, and here it is taken in float32. B requests of a batch, T tokens, V
-vocabulary, L places whose logits are kept.
+Texts, tokens and metrics are those of lm-eval 0.4.13, and so are the scores of a model in float32. For a
+model in 16 bits lm-eval computes the softmax in 16 bits; here it is always computed in float32. Shapes: B
+requests per batch, T tokens, V vocabulary, L places whose logits are kept.
 """
 
 import inspect
@@ -25,7 +25,7 @@ UNLIMITED = 10**9  # a tokenizer without a length of its own gives more
 
 
 class Item(NamedTuple):
-    """A context and what may follow it, after a space; `right` is the place of the right choice."""
+    """A context and the choices that may follow it after a space; `right` is the place of the right one."""
 
     context: str
     choices: list[str]
@@ -55,7 +55,7 @@ def score(
     batch: int = 32,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """What `tasks.run` returns for a folder; `limit` takes the first records of each task.
+    """Return what `tasks.run` returns for a folder; `limit` is the number of records per task.
 
     The model is left in evaluation mode.
     """
@@ -99,7 +99,7 @@ def _is_right(name: str, item: Item, found: Sequence[Likelihood]) -> bool:
 
 
 def read_items(name: str, path: Path, limit: int | None = None) -> list[Item]:
-    """The first records of a file, or all of them."""
+    """Read the first records of a file, or all of them."""
     items = [_item(name, place, record) for place, record in islice(json_lines(path), limit)]
     if not items:
         raise ValueError(f"{path} holds no records: put those of {name} there, one a line")
@@ -141,7 +141,7 @@ def _hellaswag(record: Record) -> Item:
 
 
 def _unmarked(text: str) -> str:
-    """Without WikiHow's marks in brackets; that of a title ends a sentence."""
+    """Remove WikiHow's marks in brackets; the mark of a title becomes the end of a sentence."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -178,9 +178,9 @@ ITEMS: dict[str, Callable[[Record], Item]] = {
 
 
 class Encoder:
-    """Tokens as the tokenizer gives them by itself, with BOS if it adds one.
+    """Encodes as the tokenizer does by itself, with BOS if it adds one.
 
-    `start` stands for an empty context, and the model sees `longest` tokens: 2,048 if nobody says how many.
+    `start` stands for an empty context. The model sees `longest` tokens: 2,048 if no config says how many.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
@@ -197,7 +197,7 @@ class Encoder:
         return self.tokenizer.encode(text, add_special_tokens=not (first and text.startswith(first)))
 
     def requests(self, item: Item) -> list[Request]:
-        """The context's tokens, and of those of the whole text what comes after as many; the last that fit.
+        """Encode each choice as the tokens of the whole text beyond the context's; keep the last that fit.
 
         Tokens begin with a space rather than end with it, so spaces that end the context go to the choice.
         """
@@ -222,7 +222,7 @@ class Encoder:
 
 
 def likelihoods(model: PreTrainedModel, requests: Sequence[Request], batch: int) -> list[Likelihood]:
-    """Return likelihoods in the order of the requests; the longest are done first, to fail at once."""
+    """Return likelihoods in the order of the requests; score the longest first, to fail early."""
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i].ids))
     found: dict[int, Likelihood] = {}
     for start in range(0, len(order), batch):

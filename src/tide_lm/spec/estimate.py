@@ -5,7 +5,8 @@ padding come with the codec and are counted where it is applied.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tide_lm.spec.config import ModelConfig
 
@@ -120,3 +121,32 @@ def _chance_in_batch(frequency: float, draws: int) -> float:
 def rank_bound(vocab_size: int, dim: int) -> int:
     """The largest rank whose two factors are no larger than the table (appendix on compression)."""
     return vocab_size * dim // (vocab_size + dim)
+
+
+def summary(model: ModelConfig, sequence: int, gpus: int = 1) -> dict[str, Any]:
+    """Return what a model costs: parameters, inference by precision, and training with Adam."""
+    parameters = count_parameters(model)
+    resident_adam, table_adam = adam_bytes(model, gpus)
+    return {
+        "memory_blocks": model.num_memory_blocks,
+        "memory_values": model.memory_values,
+        "memory_own_block": model.memory_own_block,
+        "memory_gate": model.memory_gate,
+        "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
+        "inference": [
+            {
+                "bits": bits,
+                "vram_bytes": resident_bytes(model, bits),
+                "table_bytes": table_bytes(model, bits),
+                "table_bytes_per_token": row_bytes(model, bits),
+            }
+            for bits in PRECISIONS
+        ],
+        "cache_bytes_per_token": cache_bytes(model),
+        "training": {
+            "sequence": sequence,
+            "flops_per_token": train_flops(model, sequence),
+            "gpus": gpus,
+            "adam_bytes": {"resident": resident_adam, "tables": table_adam},
+        },
+    }
