@@ -84,7 +84,11 @@ def test_the_builtin_text_is_the_default(tmp_path, monkeypatch):
     ("options", "status", "message"),
     [
         (["nowhere"], 2, "Missing option '--out'"),
-        (["--out", "out", "--tokenizer", "llama3", "--train-tokenizer", 300], 2, "--tokenizer and --train-tokenizer are both given"),
+        (
+            ["--out", "out", "--tokenizer", "llama3", "--train-tokenizer", 300],
+            2,
+            "--tokenizer and --train-tokenizer are both given",
+        ),
         (["--out", "out", "--train-tokenizer", 257], 2, "258"),
         (["--out", "out", "--tasks", 2], 2, "are for --executor: add it"),
         (["--out", "out", "--executor-option", "workers=2"], 2, "are for --executor: add it"),
