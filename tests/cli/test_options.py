@@ -166,7 +166,7 @@ def test_what_is_drawn_and_where(trained, reached, tmp_path):
     page = tmp_path / "page.html"
     (runs, out, _), _ = reached("report.page.write_report", "report", trained, "--out", page)
     assert (runs, out) == ([trained], page)
-    assert reached("report.cards.write_cards", "report", trained, "--cards") == ([[trained]], {})
+    assert reached("report.model_cards.write_cards", "report", trained, "--cards") == ([[trained]], {})
 
 
 def test_what_is_timed(reached, monkeypatch, tmp_path):
