@@ -176,6 +176,15 @@ def test_every_file_and_command_named_exists():
     assert set(re.findall(r"\| `tide-lm (\w+)", text_of("docs/commands.md"))) == set(COMMANDS)
 
 
+def test_the_paper_map_names_code_and_tests_that_exist():
+    page = text_of("docs/paper-map.md")
+    for path in re.findall(r"`([\w/]+/\w+\.py)`", page):
+        assert (ROOT / path).exists() or (ROOT / "src" / "tide_lm" / path).exists(), path
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    for name in re.findall(r"`(test_\w+)`", page):
+        assert f"def {name}(" in tests, name
+
+
 def test_the_settings_shown_for_many_gpus_fit_each_number_of_them(tmp_path):
     (shown,) = (text for language, text in steps("docs") if language == "toml")
     (tmp_path / "run.toml").write_text(shown)
