@@ -59,8 +59,8 @@ def held_tensors(
 
 def check_memory(model: str, config: TideConfig, held: Collection[str]) -> None:
     """Check that the memory's own tensors are there."""
-    wanted = memory_tensors(config).keys() - _all_extension_tensors(config)
-    if missing := sorted(wanted - set(held)):
+    of_extensions = {name for switch in EXTENSIONS for name in extension_tensors(config, switch)}
+    if missing := sorted(memory_tensors(config).keys() - of_extensions - set(held)):
         raise ValueError(
             f"{model!r} lacks {len(missing)} tensors of the memory, {missing[0]} among them, that "
             f"num_memory_blocks={config.num_memory_blocks} calls for: if it is a Llama, make it a TIDE model "
@@ -112,7 +112,3 @@ def open_store(config: TideConfig, model: str, **of_hub: Any) -> StoreFile:
     K, D = config.num_memory_blocks, config.hidden_size
     file.check_model(vocab_size=config.vocab_size, blocks=K, hidden=D, fingerprint=fingerprint)
     return file
-
-
-def _all_extension_tensors(config: TideConfig) -> set[str]:
-    return {name for switch in EXTENSIONS for name in extension_tensors(config, switch)}

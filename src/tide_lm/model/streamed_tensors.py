@@ -80,16 +80,16 @@ def read(path: Path) -> dict[str, Streamed]:
 def weight_files(model: str | Path, variant: str | None = None, **of_hub: Any) -> list[Path]:
     """Return the files of a model that transformers would read, in a folder here or from the Hub."""
 
-    def find(name: str) -> Path | None:
+    def find(name: str, variant: str | None = None) -> Path | None:
+        if variant:
+            stem, kind = name.rsplit(".", 1)
+            name = f"{stem}.{variant}.{kind}"
         found = cached_file(str(model), name, _raise_exceptions_for_missing_entries=False, **of_hub)
         return None if found is None else Path(found)
 
-    marked = f".{variant}" if variant else ""
-    stem, kind = WEIGHTS.rsplit(".", 1)
-    if whole := find(f"{stem}{marked}.{kind}"):
+    if whole := find(WEIGHTS, variant):
         return [whole]
-    stem, kind = INDEX.rsplit(".", 1)
-    if (index := find(f"{stem}{marked}.{kind}")) is None:
+    if (index := find(INDEX, variant)) is None:
         raise ValueError(
             f"{model} has no {WEIGHTS}: weights in other forms are not read, since they may run code; save "
             "the model with transformers' save_pretrained first"
