@@ -89,7 +89,7 @@ class ModelConfig:
 
     @property
     def mixed_blocks(self) -> int:
-        """How many blocks one layer's router weighs."""
+        """The number of blocks that one layer's router weighs."""
         return 1 if self.num_memory_blocks and self.memory_own_block else self.num_memory_blocks
 
     def _check_size(self, name: str, least: int) -> None:
@@ -100,14 +100,14 @@ class ModelConfig:
             )
 
     def to_transformers(self) -> dict[str, Any]:
-        """Keyword arguments for `TideConfig` or `LlamaConfig`."""
+        """Return keyword arguments for `TideConfig` or `LlamaConfig`."""
         values = asdict(self)
         theta = values.pop("rope_theta")
         return {**values, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
     @classmethod
     def from_folder(cls, path: Path) -> "ModelConfig":
-        """The shape of a Llama or TIDE model from its folder or its config.json, weights not needed."""
+        """Read the shape of a Llama or TIDE model from its folder or config.json, without weights."""
         file = path / "config.json" if path.is_dir() else path
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ class ModelConfig:
             raise ValueError(f"cannot read a model config from {file}: {error}") from error
         kind = values.get("model_type") if isinstance(values, dict) else None
         if kind not in ("llama", "tide"):
-            raise ValueError(f"{file} describes a model of type {kind!r}: only llama and tide are known")
+            raise ValueError(f"{file} describes a model of type {kind!r}: use one of type llama or tide")
         try:
             return cls.from_values(values)
         except KeyError as error:
@@ -125,7 +125,7 @@ class ModelConfig:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "ModelConfig":
-        """The shape in the words of a Llama or TIDE config.json."""
+        """Return the shape that the values of a Llama or TIDE config.json describe."""
         hidden, heads = values["hidden_size"], values["num_attention_heads"]
         if not values.get("head_dim"):
             whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
@@ -133,7 +133,7 @@ class ModelConfig:
                 raise ValueError(f"num_attention_heads is {heads!r}: it must divide hidden_size, {hidden!r}")
         if values.get("attention_bias") or values.get("mlp_bias"):
             raise ValueError(
-                "it has biases (attention_bias, mlp_bias), which no model here has: give one without"
+                "it has biases (attention_bias, mlp_bias), which are not supported: use a model without them"
             )
         if values.get("memory_dim") not in (None, hidden):
             raise ValueError(f"memory_dim is {values['memory_dim']!r}: it must equal hidden_size, {hidden!r}")

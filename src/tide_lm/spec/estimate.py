@@ -26,7 +26,7 @@ class Parameters:
 
     @property
     def resident(self) -> int:
-        """What has to be in VRAM when the tables are not."""
+        """The parameters that are in VRAM when the tables are not."""
         return self.backbone + self.routers + self.value_gates + self.memory_gates + self.gains
 
     @property
@@ -52,27 +52,27 @@ def count_parameters(model: ModelConfig) -> Parameters:
 
 
 def resident_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of all weights but the tables."""
+    """Return the bytes of all weights but the tables."""
     return -(-count_parameters(model).resident * bits // 8)
 
 
 def table_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of all tables: vocabulary x blocks x hidden x bits (appendix on compression)."""
+    """Return the bytes of all tables: vocabulary x blocks x hidden x bits (appendix on compression)."""
     return -(-count_parameters(model).tables * bits // 8)
 
 
 def row_bytes(model: ModelConfig, bits: int) -> int:
-    """Bytes of memory that one token needs, for all layers together."""
+    """Return the bytes of rows per token, for all layers together."""
     return -(-model.num_memory_blocks * model.hidden_size * bits // 8)
 
 
 def cache_bytes(model: ModelConfig, bits: int = 16) -> int:
-    """Bytes that one token adds to the KV cache."""
+    """Return the bytes that one token adds to the KV cache."""
     return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * bits // 8
 
 
 def train_flops(model: ModelConfig, sequence: int) -> int:
-    """FLOPs of training on one token, forward and backward: 6 N + 6 L d T, plus the mix of the memory.
+    """Return the FLOPs of training per token, both passes: 6 N + 6 L d T, plus the mix of the memory.
 
     N counts what is multiplied: backbone, routers and gates, but not an embedding that is only looked up.
     """
@@ -86,18 +86,17 @@ def train_flops(model: ModelConfig, sequence: int) -> int:
 
 
 def adam_bytes(model: ModelConfig, gpus: int = 1) -> tuple[int, int]:
-    """Bytes in float32: (weights, gradients and moments of what is resident, weights and moments of tables).
+    """Return bytes of (weights, gradients and moments of what is resident, weights and moments of tables).
 
-    Each of several GPUs holds its share. A table's gradient is that of the rows in a batch. A trainer that
-    forms it densely needs 4 bytes more for each parameter of the tables, and one with
-    `optim.table_moments=bfloat16` 4 bytes less.
+    All are in float32, and each of several GPUs holds its share. A table's gradient has only the rows of a
+    batch: a dense one needs 4 bytes more per parameter. `optim.table_moments=bfloat16` needs 4 bytes less.
     """
     parameters = count_parameters(model)
     return -(-16 * parameters.resident // gpus), -(-12 * parameters.tables // gpus)
 
 
 def expected_updates(frequency: float, tokens: float, batch: int, sequence: int) -> tuple[float, float]:
-    """(steps in which a token gets gradient, its occurrences) in a run of so many tokens (eq. 2.2).
+    """Return (steps in which a token gets gradient, its occurrences) in a run of so many tokens (eq. 2.2).
 
     The paper's approximation is the second. For common tokens it exceeds the number of steps, which
     bounds the first.
@@ -107,19 +106,19 @@ def expected_updates(frequency: float, tokens: float, batch: int, sequence: int)
 
 
 def gradient_ratio_bound(rare: float, common: float, batch: int, sequence: int, spread: float = 1.0) -> float:
-    """Bound on a rare token's gradient signal over a common one's; spread = G^2 / G_min^2 (eq. 2.3)."""
+    """Bound a rare token's gradient signal over a common one's; spread = G^2 / G_min^2 (eq. 2.3)."""
     return rare * batch * sequence * spread / _chance_in_batch(common, batch * sequence)
 
 
 def _chance_in_batch(frequency: float, draws: int) -> float:
-    """`1 - (1 - f)^draws`, exact for the smallest f."""
+    """Return `1 - (1 - f)^draws`, exact for the smallest f."""
     if not 0 < frequency <= 1:
         raise ValueError(f"the frequency of a token is {frequency}: it must lie in (0, 1]")
     return 1.0 if frequency == 1 else -math.expm1(draws * math.log1p(-frequency))
 
 
 def rank_bound(vocab_size: int, dim: int) -> int:
-    """The largest rank whose two factors are no larger than the table (appendix on compression)."""
+    """Return the largest rank whose two factors are no larger than the table (appendix on compression)."""
     return vocab_size * dim // (vocab_size + dim)
 
 

@@ -13,9 +13,9 @@ PAPER_BLOCKS = (2, 4, 8, 16, 24)
 
 @dataclass(frozen=True)
 class Preset:
-    """A named model. Fields of `model` that the paper does not state are our assumption.
+    """A named model. The paper states the fields in `stated`; the others are our assumption.
 
-    `settings` of a run, by section, suit it better than the paper's.
+    `settings`, by section, are defaults of a run that suit it better than the paper's.
     """
 
     name: str
@@ -89,7 +89,7 @@ _NAME = re.compile(r"(?:base|tide-(?P<blocks>[1-9]\d*)e)-(?P<size>\w+)")
 
 
 def get(name: str) -> Preset:
-    """The preset `base-SIZE` or `tide-Ke-SIZE`, for any K."""
+    """Return the preset `base-SIZE` or `tide-Ke-SIZE`, for any K."""
     match = _NAME.fullmatch(name)
     if match is None or match["size"] not in _SIZES:
         near = difflib.get_close_matches(name, names(), n=1)
@@ -106,7 +106,7 @@ def get(name: str) -> Preset:
 
 
 def names() -> list[str]:
-    """All named presets: every size, with K = 0 and the paper's K."""
+    """Return all named presets: every size, with K = 0 and the paper's K."""
     return [
         f"tide-{blocks}e-{size}" if blocks else f"base-{size}"
         for size in _SIZES
