@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tide_lm.data import builtin, tokenizers
-from tide_lm.data.prepare import prepare
+from tide_lm.data.prepare import Settings, prepare
 from tide_lm.run.provenance import write_record
 
 BATCH_DOCUMENTS = 1000
@@ -49,7 +49,7 @@ def timed_prepare(corpus: Path, tokenizer: Path, processes: int) -> float:
     """Return the seconds of the whole call, from loading the tokenizer to writing the last shard."""
     with tempfile.TemporaryDirectory(dir=corpus.parent) as folder:
         start = time.perf_counter()
-        prepare(str(corpus), Path(folder, "out"), tokenizer=str(tokenizer), processes=processes)
+        prepare(Settings(str(corpus), tokenizer=str(tokenizer)), Path(folder, "out"), processes=processes)
         return time.perf_counter() - start
 
 

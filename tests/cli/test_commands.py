@@ -209,11 +209,11 @@ def small_demo(tmp_path, monkeypatch):
     from pydoc_data.topics import topics
 
     from tide_lm.analysis.contexts import TEMPLATES
-    from tide_lm.data.prepare import prepare
+    from tide_lm.data.prepare import Settings, prepare
 
     texts = [topics[name][:1000] for name in sorted(topics)[:40]]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    prepare(str(tmp_path / "texts.jsonl"), tmp_path / "data", train_tokenizer=300, validation=0.15)
+    prepare(Settings(str(tmp_path / "texts.jsonl"), train_tokenizer=300, validation=0.15), tmp_path / "data")
     settings = demo.settings
 
     def smaller(*arguments):

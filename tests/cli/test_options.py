@@ -132,17 +132,16 @@ def test_how_text_is_drawn(trained, reached):
 
 def test_how_text_is_prepared(records, reached, tmp_path):
     options = ("--train-tokenizer", 300, "--validation", 0.25, "--text-field", "body")
-    asked = {"tokenizer": None, "train_tokenizer": 300, "validation": 0.25, "text_field": "body"}
+    asked = Settings(str(records), None, 300, validation=0.25, text_field="body")
     places = ("prepare", records, "--out", tmp_path / "out")
-    (source, out), named = reached("data.prepare.prepare", *places, *options, "--processes", 3)
-    del named["progress"]
-    assert (source, out, named) == (str(records), tmp_path / "out", asked | {"processes": 3})
+    (settings, out, processes, _), _ = reached("data.prepare.prepare", *places, *options, "--processes", 3)
+    assert (settings, out, processes) == (asked, tmp_path / "out", 3)
     tasks = ("--executor", "local", "--tasks", 2, "--executor-option", "workers=2")
     (settings, out), named = reached("data.distributed.prepare", *places, *options, *tasks)
-    assert (settings, out) == (Settings(str(records), **asked), tmp_path / "out")
+    assert (settings, out) == (asked, tmp_path / "out")
     assert named == {"executor": "local", "tasks": 2, "options": {"workers": 2}}
     name = ("--tokenizer", "llama3")
-    assert reached("data.prepare.prepare", *places, *name)[1]["tokenizer"] == "llama3"
+    assert reached("data.prepare.prepare", *places, *name)[0][0].tokenizer == "llama3"
 
 
 def test_how_a_run_is_trained(prepared, reached, tmp_path):

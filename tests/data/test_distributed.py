@@ -66,15 +66,7 @@ def usual(settings, tmp_path_factory) -> dict[str, bytes]:
 
 
 def usual_way(settings: Settings, out: Path) -> dict[str, bytes]:
-    prepare.prepare(
-        settings.source,
-        out,
-        tokenizer=settings.tokenizer,
-        train_tokenizer=settings.train_tokenizer,
-        validation=settings.validation,
-        text_field=settings.text_field,
-        shard_tokens=settings.shard_tokens,
-    )
+    prepare.prepare(settings, out)
     return files_of(out)
 
 

@@ -181,10 +181,10 @@ def test_adding_keeps_no_graph_and_takes_half_precision():
 
 
 def test_counts_that_were_changed_after_prepare_are_named(tmp_path):
-    from tide_lm.data.prepare import prepare
+    from tide_lm.data.prepare import Settings, prepare
 
     (tmp_path / "texts.jsonl").write_text('{"text": "every layer knows the token"}\n' * 3)
-    prepare(str(tmp_path / "texts.jsonl"), tmp_path / "data", train_tokenizer=260, validation=0)
+    prepare(Settings(str(tmp_path / "texts.jsonl"), train_tokenizer=260, validation=0), tmp_path / "data")
     assert FrequencyBins.from_prepared(tmp_path / "data").counts_V.any()
     counts = np.load(tmp_path / "data" / "counts.npy")
     np.save(tmp_path / "data" / "counts.npy", counts[::-1])

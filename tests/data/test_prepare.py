@@ -58,7 +58,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_what_is_prepared_is_the_text(corpus, tmp_path):
     out = tmp_path / "made" / "here"
-    manifest = prepare.prepare(str(corpus), out, train_tokenizer=300, validation=0.1, shard_tokens=5000)
+    manifest = prepare.prepare(
+        prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1, shard_tokens=5000), out
+    )
     train, validation = decoded(out, "train"), decoded(out, "validation")
     texts = texts_of(corpus)
     assert sorted(train + validation) == sorted(texts)
@@ -80,7 +82,9 @@ def test_what_is_prepared_is_the_text(corpus, tmp_path):
 def test_any_number_of_processes_gives_the_same_files(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 10_000)
     manifests = [
-        prepare.prepare(str(corpus), tmp_path / str(n), train_tokenizer=300, validation=0.1, processes=n)
+        prepare.prepare(
+            prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1), tmp_path / str(n), processes=n
+        )
         for n in (1, 2)
     ]
     assert manifests[0] == manifests[1]
@@ -88,9 +92,9 @@ def test_any_number_of_processes_gives_the_same_files(corpus, tmp_path, monkeypa
 
 
 def test_the_split_does_not_depend_on_the_order(corpus, tmp_path):
-    prepare.prepare(str(corpus), tmp_path / "a", train_tokenizer=300, validation=0.1)
+    prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1), tmp_path / "a")
     corpus.write_text("".join(sorted(corpus.read_text().splitlines(keepends=True), reverse=True)))
-    prepare.prepare(str(corpus), tmp_path / "b", train_tokenizer=300, validation=0.1)
+    prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1), tmp_path / "b")
     assert sorted(decoded(tmp_path / "a", "validation")) == sorted(decoded(tmp_path / "b", "validation"))
 
 
@@ -99,7 +103,8 @@ def test_a_tokenizer_without_bos_ends_documents_with_eos(tokenizer, tmp_path):
     with_eos.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "a.jsonl").write_text('{"text": "the"}\n{"text": ""}\n{"text": "token"}\n')
     prepare.prepare(
-        str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"), validation=0
+        prepare.Settings(str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "tokenizer"), validation=0),
+        tmp_path / "out",
     )
     split = TokenSplit(tmp_path / "out")
     assert with_eos.decode(split.read(0, len(split))) == "the<eos>token<eos>"
@@ -155,20 +160,22 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeyp
 def test_bad_input_leaves_nothing(tmp_path, lines, options, message):
     path = tmp_path / "corpus.jsonl"
     path.write_text(lines)
+    settings = {name: value for name, value in options.items() if name != "processes"}
+    processes = options.get("processes", 1)
     with pytest.raises(ValueError, match=message):
-        prepare.prepare(str(path), tmp_path / "out", **options)
+        prepare.prepare(prepare.Settings(str(path), **settings), tmp_path / "out", processes)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_existing_folder_is_used_only_if_empty(corpus, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    prepare.prepare(str(corpus), out, train_tokenizer=300)
+    prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), out)
     before = files_of(out)
     with pytest.raises(ValueError, match="exists and is not an empty folder: remove it"):
-        prepare.prepare(str(corpus), out, train_tokenizer=300)
+        prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), out)
     with pytest.raises(ValueError, match="exists and is not an empty folder"):
-        prepare.prepare(str(corpus), corpus)
+        prepare.prepare(prepare.Settings(str(corpus)), corpus)
     assert files_of(out) == before
 
 
@@ -176,7 +183,7 @@ def test_what_a_killed_preparer_left_is_removed(corpus, tmp_path):
     (tmp_path / ".out.tmp").mkdir()
     (tmp_path / ".out.tmp" / "train-00000.bin").write_bytes(b"half a shard")
     (tmp_path / ".out.lock").touch()
-    prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300)
+    prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), tmp_path / "out")
     assert "train-00000.bin" in files_of(tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {corpus.name, "out"}
 
@@ -187,9 +194,9 @@ def test_two_preparers_of_one_folder_are_kept_apart(corpus, tmp_path):
         files.claimed(tmp_path / "out", "prepared"),
         pytest.raises(ValueError, match="is being prepared by another process: wait for it"),
     ):
-        prepare.prepare(str(corpus), tmp_path / "out")
+        prepare.prepare(prepare.Settings(str(corpus)), tmp_path / "out")
     assert (tmp_path / ".out.tmp").exists()
-    prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300)
+    prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), tmp_path / "out")
 
 
 def test_an_empty_part_changes_nothing_but_the_parts_of_a_text_count(corpus, tmp_path):
@@ -201,7 +208,9 @@ def test_an_empty_part_changes_nothing_but_the_parts_of_a_text_count(corpus, tmp
         folder.mkdir()
         for number, text in enumerate(files):
             (folder / f"{number}.jsonl").write_text(text)
-        return prepare.prepare(str(folder), folder / "out", train_tokenizer=300).source["sha256"]
+        return prepare.prepare(prepare.Settings(str(folder), train_tokenizer=300), folder / "out").source[
+            "sha256"
+        ]
 
     whole, first, second = "".join(lines), "".join(lines[:100]), "".join(lines[100:])
     assert sha256_of(whole) == sha256_of("", whole, '{"text": ""}\n')
@@ -212,7 +221,7 @@ def test_an_empty_part_changes_nothing_but_the_parts_of_a_text_count(corpus, tmp
 def test_an_error_in_a_worker_process_is_raised_here(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "_encode_in_worker", len)  # gives no list of ids
     with pytest.raises(TypeError):
-        prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300, processes=2)
+        prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), tmp_path / "out", processes=2)
     assert list(tmp_path.iterdir()) == [corpus]
 
 
@@ -223,8 +232,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     code = """
 import re, sys
-from tide_lm.data.prepare import prepare
-prepare(sys.argv[1], sys.argv[2], tokenizer=sys.argv[3], shard_tokens=4_000_000)
+from tide_lm.data.prepare import Settings, prepare
+prepare(Settings(sys.argv[1], tokenizer=sys.argv[3], shard_tokens=4_000_000), sys.argv[2])
 print(*re.findall(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()))
 """
     line = json.dumps({"text": " ".join(WORDS * 100)}) + "\n"
@@ -243,7 +252,9 @@ def test_a_full_disk_leaves_nothing_and_says_where(corpus, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     told = rf"File too large: '{re.escape(str(tmp_path / 'out'))}'"
     with files_of_at_most(40_000), pytest.raises(OSError, match=told):
-        prepare.prepare(str(corpus), tmp_path / "out", tokenizer=str(tmp_path / "tokenizer"))
+        prepare.prepare(
+            prepare.Settings(str(corpus), tokenizer=str(tmp_path / "tokenizer")), tmp_path / "out"
+        )
     assert {path.name for path in tmp_path.iterdir()} == {corpus.name, "tokenizer"}
 
 
@@ -251,7 +262,9 @@ def test_a_full_disk_leaves_nothing_and_says_where(corpus, tmp_path, tokenizer):
 def test_a_real_corpus_is_read_whole(tmp_path):
     with lzma.open(WIKITEXT, "rt", encoding="utf-8", newline="") as file:
         text = file.read()
-    manifest = prepare.prepare(str(WIKITEXT), tmp_path / "out", train_tokenizer=500, validation=0)
+    manifest = prepare.prepare(
+        prepare.Settings(str(WIKITEXT), train_tokenizer=500, validation=0), tmp_path / "out"
+    )
     assert decoded(tmp_path / "out", "train") == [text]
     assert manifest.source["bytes"] == len(text.encode())
 
@@ -259,7 +272,9 @@ def test_a_real_corpus_is_read_whole(tmp_path):
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="the shared data are not here")
 @pytest.mark.skipif(not importlib.util.find_spec("llama_models"), reason="llama-models is not installed")
 def test_wikitext_in_llama3_tokens(tmp_path):
-    manifest = prepare.prepare(str(WIKITEXT), tmp_path / "out", tokenizer="llama3", validation=0)
+    manifest = prepare.prepare(
+        prepare.Settings(str(WIKITEXT), tokenizer="llama3", validation=0), tmp_path / "out"
+    )
     assert manifest.tokens("train") == 289_076 + 1  # and its BOS
     assert (manifest.dtype, manifest.vocab_size) == ("uint32", 128_256)
 
@@ -272,6 +287,6 @@ def test_the_tokenizer_learns_from_no_text_that_is_held_out(corpus, tmp_path, mo
         return train(read, size)
 
     monkeypatch.setattr(prepare.tokenizers, "train", noting)
-    prepare.prepare(str(corpus), tmp_path / "out", train_tokenizer=300, validation=0.3)
+    prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300, validation=0.3), tmp_path / "out")
     assert read == decoded(tmp_path / "out", "train")
     assert decoded(tmp_path / "out", "validation")

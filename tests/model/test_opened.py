@@ -143,10 +143,10 @@ def test_weights_that_are_not_finite_are_told(trained, tmp_path):
 
 
 def test_counts_of_another_tokenizer_are_refused(trained, tmp_path):
-    from tide_lm.data.prepare import prepare
+    from tide_lm.data.prepare import Settings, prepare
 
     (tmp_path / "texts.jsonl").write_text('{"text": "other words altogether"}\n' * 3)
-    prepare(str(tmp_path / "texts.jsonl"), tmp_path / "other", train_tokenizer=260, validation=0)
+    prepare(Settings(str(tmp_path / "texts.jsonl"), train_tokenizer=260, validation=0), tmp_path / "other")
     with pytest.raises(ValueError, match="prepared with another tokenizer"):
         open_model(str(trained), counts=tmp_path / "other")
 

@@ -156,8 +156,8 @@ def test_a_dry_run_counts_what_learns(prepared, tide):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["model.memory_values=true"], r"model\.memory_values is that of"),
-        (["model.preset=tide-8e-1b"], r"model\.preset is that of"),
+        (["model.memory_values=true"], r"model\.memory_values is decided by"),
+        (["model.preset=tide-8e-1b"], r"model\.preset is decided by"),
         (["train.parts=some"], "train.parts is 'some'"),
         (["train.parts=memory", "train.record_gradients=true"], "'memory'.*record_gradients.*off"),
     ],

@@ -66,12 +66,12 @@ def both_runs(folder: str) -> tuple[str, str] | None:
 
 def _prepare(folder: Path) -> Path:
     """Prepare the builtin text in a vocabulary of 4,096, once."""
-    from tide_lm.data.prepare import prepare
+    from tide_lm.data.prepare import Settings, prepare
     from tide_lm.data.shards import MANIFEST
 
     if not (folder / MANIFEST).exists():
         typer.echo("Collecting the documentation of this installation ...", err=True)
-        prepare("builtin", folder, train_tokenizer=4096, validation=0.02)
+        prepare(Settings("builtin", train_tokenizer=4096, validation=0.02), folder)
     return folder
 
 

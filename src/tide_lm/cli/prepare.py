@@ -90,14 +90,9 @@ def command(
         options = _options(executor_option or [])
     from tide_lm.data.prepare import Settings, prepare
 
-    asked: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "train_tokenizer": train_tokenizer or 4096,
-        "validation": validation,
-        "text_field": text_field,
-    }
+    settings = Settings(source, tokenizer, train_tokenizer or 4096, validation, text_field)
     if executor and tasks:
-        _prepare_in_tasks(Settings(source, **asked), out, executor, tasks, options, as_json)
+        _prepare_in_tasks(settings, out, executor, tasks, options, as_json)
         return
     with working(f"Preparing {source}") as log:
 
@@ -105,7 +100,7 @@ def command(
             log(f"{documents:,} documents, {tokens:,} tokens")
 
         processes = processes or min(os.cpu_count() or 1, MOST_PROCESSES)
-        manifest = prepare(source, out, **asked, processes=processes, progress=progress)
+        manifest = prepare(settings, out, processes, progress)
     _print(manifest, out, as_json)
 
 

@@ -83,9 +83,10 @@ def check_options(executor: str, options: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
             raise OptionError(f"the executor {executor} has no option {name!r}: {hint}")
-    for name, parameter in known.items():
-        if parameter.default is parameter.empty and name not in options:
-            raise OptionError(f"the executor {executor} needs {name}: add --executor-option {name}=...")
+    needed = [name for name, parameter in known.items() if parameter.default is parameter.empty]
+    if missing := [name for name in needed if name not in options]:
+        cure = " ".join(f"--executor-option {name}=..." for name in missing)
+        raise OptionError(f"the executor {executor} needs {' and '.join(missing)}: add {cure}")
 
 
 def _executor(name: str) -> Any:

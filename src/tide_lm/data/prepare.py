@@ -51,26 +51,16 @@ def _ignore(documents: int, tokens: int) -> None:
 
 
 def prepare(
-    source: str,
-    out: str | Path,
-    *,
-    tokenizer: str | None = Settings.tokenizer,
-    train_tokenizer: int = Settings.train_tokenizer,
-    validation: float = Settings.validation,
-    text_field: str = Settings.text_field,
-    processes: int = 1,
-    shard_tokens: int = Settings.shard_tokens,
-    progress: Progress = _ignore,
+    settings: Settings, out: str | Path, processes: int = 1, progress: Progress = _ignore
 ) -> Manifest:
     """Write the source's text as token shards into the new folder `out`.
 
     `progress` is called with the documents read and the tokens written so far.
     """
-    settings = Settings(source, tokenizer, train_tokenizer, validation, text_field, shard_tokens)
     if processes < 1:
         raise ValueError(f"there are {processes} processes: use at least 1")
-    parts = sources.parts(source, text_field)
-    return prepare_corpus(Corpus(parts, validation), parts, settings, Path(out), processes, progress)
+    parts = sources.parts(settings.source, settings.text_field)
+    return prepare_corpus(Corpus(parts, settings.validation), parts, settings, Path(out), processes, progress)
 
 
 def prepare_corpus(
