@@ -344,12 +344,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_records_of_another_shape_are_named(model, tokenizer, tmp_path):
     (tmp_path / "piqa_validation.jsonl").write_text('{"prompt": "a"}\n')
-    with pytest.raises(ValueError, match="the records of piqa cannot be had"):
+    with pytest.raises(ValueError, match="the records of piqa cannot be read"):
         lm_eval_tasks.run(model, tokenizer, str(tmp_path), ["piqa"])
 
 
 def test_the_hub_out_of_reach_is_said(model, tokenizer):
-    with pytest.raises(ValueError, match=r"cannot be had from hub .*give a folder"):
+    with pytest.raises(ValueError, match=r"cannot be read from hub .*give a folder"):
         lm_eval_tasks.run(model, tokenizer, "hub", ["sciq"])
 
 

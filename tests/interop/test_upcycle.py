@@ -264,7 +264,7 @@ def broken(folder, what):
         ("another type", "of type 'mistral'"),
         ("no config", "llama.*config.json"),
         ("a size that is text", "cannot be opened as a model"),
-        ("a curve of no name", "no model is as the config.json of"),
+        ("a curve of no name", "no model can be built from the config.json of"),
     ],
 )
 def test_what_cannot_be_upcycled_is_refused_and_leaves_nothing(tmp_path, what, told):

@@ -1,7 +1,7 @@
-"""A Llama's folder as that of a TIDE model which computes the same, and back.
+"""Write a Llama's folder as a TIDE model that computes the same, and back.
 
-Weights are copied a piece at a time, and tables made so. The gains of the memory are 0 at first, so that it
-adds nothing; training moves them first, and then tables and routers.
+Weights are copied a piece at a time, and tables are drawn a piece at a time. The gains of the memory begin at
+0, so that it adds nothing; training moves them first, and then tables and routers.
 
 Shapes: U some tokens, K blocks, D hidden.
 """
@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub import snapshot_download, split_state_dict_into_shards_factory
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_lm.model import TideForCausalLM, streamed_tensors
 from tide_lm.model.config import TideConfig
 from tide_lm.model.initialisation import draw_table, normal
 from tide_lm.model.loading import memory_tensors
+from tide_lm.model.opened import naming, open_config
 from tide_lm.model.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
 from tide_lm.run import files
 from tide_lm.run.model_card import titled
@@ -45,7 +46,7 @@ Begin = Callable[[int], Callable[[int], None]]
 
 @dataclass(frozen=True)
 class Written:
-    """How many parameters a folder has, and its tables."""
+    """The numbers of parameters that were written, in all and in tables."""
 
     parameters: int
     tables: int
@@ -53,7 +54,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Source:
-    """A model's folder: its configuration, and its tensors, not yet read."""
+    """A model's folder: its configuration, and its tensors, of which only headers are read."""
 
     name: str
     folder: Path
@@ -71,15 +72,10 @@ class Source:
 
 def open_source(model: str) -> Source:
     """Open a folder here, or a name on the Hub."""
-    try:
+    with naming(model):
         here = Path(model).is_dir()
         folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_KINDS))
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, HfHubHTTPError, StrictDataclassError) as error:
-        raise ValueError(
-            f"{model} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a folder with "
-            "config.json and weights, or a name on the Hugging Face Hub"
-        ) from error
+    config = open_config(str(folder))
     if config.model_type not in ("llama", "tide"):
         raise ValueError(f"{model} is a model of type {config.model_type!r}: give a Llama or a TIDE model")
     if getattr(config, "quantization_config", None):
@@ -102,9 +98,9 @@ def upcycle(
     seed: int,
     begin: Begin,
 ) -> Written:
-    """Writes a TIDE model with the `memory` of these settings, whole or not at all.
+    """Write a TIDE model with the `memory` of these settings, whole or not at all.
 
-    `begin` is told how many bytes there will be, and gives what is told of each that is written.
+    `begin` takes the total of bytes and returns a function that takes the bytes of each write.
     """
     if getattr(source.config, "num_memory_blocks", 0):
         raise ValueError(f"{source.name} is a TIDE model already, with K = {source.config.num_memory_blocks}")
@@ -127,7 +123,7 @@ def upcycle(
 
 
 def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
-    """Writes a TIDE model's Llama; it computes the same if memory adds nothing, which is asked for."""
+    """Write a TIDE model's Llama; unless `anyway`, refuse a memory that adds something."""
     if not isinstance(source.config, TideConfig):
         raise ValueError(f"{source.name} is a Llama already, and has nothing to strip")
     if source.config.num_memory_blocks and not anyway:
@@ -136,8 +132,8 @@ def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
         gains = source.tensors.get("model.memory.norm.weight")
         if gains is None or any(np.frombuffer(piece, np.uint8).any() for piece in gains.pieces()):
             raise ValueError(
-                f"the memory of {source.name} is in use, its gains not being 0, and without it another "
-                "function is computed: give --anyway to drop it"
+                f"the memory of {source.name} is in use (its gains are not 0), so its Llama computes "
+                "something else: give --anyway to drop the memory"
             )
     own = {*TideConfig.__annotations__, "model_type", "auto_map", "transformers_version"}
     values = {name: value for name, value in source.config.to_dict().items() if name not in own}
@@ -162,13 +158,14 @@ def _shapes(name: str, kind: type[PreTrainedModel], config: PreTrainedConfig) ->
             model = kind(config)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"no model is as the config.json of {name} says ({type(error).__name__}: {error}): mend it"
+            f"no model can be built from the config.json of {name} ({type(error).__name__}: {error}): "
+            "correct it"
         ) from error
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Streamed]:
-    """A Llama's tensors, all of those that its configuration calls for and no others."""
+    """Return a Llama's tensors: all that its configuration calls for, and no others."""
     config = source.config
     of_memory = memory_tensors(config) if isinstance(config, TideConfig) else {}
     left = re.compile(r"rotary_emb\.inv_freq$" + (r"|^lm_head\." if source.is_tied else ""))
@@ -189,7 +186,7 @@ def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 
 def _made(name: str, shape: tuple[int, ...], named_dtype: str, config: TideConfig, seed: int) -> Streamed:
-    """A tensor of the memory: tables and routers are drawn, and gains are 0."""
+    """Make a tensor of the memory: tables and routers are drawn, and gains are 0."""
     dtype = DTYPES[named_dtype]
 
     def pieces() -> Iterator[memoryview]:

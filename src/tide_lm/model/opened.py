@@ -1,4 +1,8 @@
-"""A model to look at, and all that belongs to it: tokenizer, frequency bins, the place of its results."""
+"""The one way to open a model, from a run, a checkpoint, a folder or the Hub, with all that belongs to it.
+
+That is its tokenizer, the frequencies of its tokens, and the place of its results. Configurations and the
+headers of weights are checked before anything is allocated; no code of a folder runs; nothing is unpickled.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -34,9 +39,10 @@ from tide_lm.store.format import StoreError
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """`owner` is the run that made it, and `run` the folder whose results/ it fills: the same, as a rule.
+    """A model with its tokenizer and the frequencies of its tokens; its weights are read at the first use.
 
-    `sequence` and `data` are of its training, `step` and `tokens` of its checkpoint, where they are known.
+    `owner` is the run that trained it, and `run` the folder whose results/ it fills: usually the same.
+    `sequence` and `data` describe its training, `step` and `tokens` its checkpoint, where they are known.
     """
 
     name: str
@@ -54,7 +60,7 @@ class OpenedModel:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model with its weights, which are read when they are first asked for."""
+        """The model with its weights, checked to be causal and to give finite logits."""
         model = self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
         logits_2TV = _logits_of_two(model)
         if not logits_2TV.isfinite().all():
@@ -80,14 +86,14 @@ class OpenedModel:
         if self.frequencies is None:
             missing = f" (its data, {self.data.absolute()}, are not here)" if self.data else ""
             raise ValueError(
-                f"how often each token occurs is not known for {self.name}{missing}: give --counts, prepared "
-                "data or a file of counts"
+                f"{self.name} has no token frequencies{missing}: give --counts, prepared data or a file "
+                "of counts"
             )
         return self.frequencies
 
     @property
     def tide(self) -> TideForCausalLM:
-        """The model, if it has memory."""
+        """The model, which must have memory."""
         self.check_memory()
         return self.model
 
@@ -100,7 +106,7 @@ class OpenedModel:
             raise ValueError(f"{self.name} has no memory, which this needs: give a TIDE model")
 
     def write(self, what: str, result: dict[str, Any]) -> Path:
-        """Writes a result that says whose it is; a checkpoint's does not take the place of the run's."""
+        """Write a result that says whose it is; a checkpoint's does not replace the run's."""
         try:
             json.dumps(result, allow_nan=False)
         except ValueError as error:
@@ -109,7 +115,7 @@ class OpenedModel:
         return write_result(self.run, self.result(what).stem, {"subject": whose, **result})
 
     def result(self, what: str) -> Path:
-        """Where a result is written."""
+        """Return the path of a result."""
         name = what if self.step is None else f"{what}-{self.step:08d}"
         return self.run / "results" / f"{name}.json"
 
@@ -123,10 +129,10 @@ def open_model(
     memory: Residence | None = None,
     writes: bool = True,
 ) -> OpenedModel:
-    """The model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
+    """Open the model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
 
-    Counts are those of the data that the run was trained on, or of a packed model's store, unless they are
-    given. What `writes` results has to have a place of its own for them.
+    Without `counts`, token frequencies come from the run's training data or from a packed model's store. With
+    `writes`, check that no other model has its results in the same place.
     """
     owner, inner = owning_run(model)
     if owner is None:
@@ -151,7 +157,7 @@ def open_model(
         load = partial(_load_folder, str(export), config, memory)
     elif memory is not None and memory.place is not Place.device:
         raise ValueError(
-            f"checkpoints are not packed, so --memory {memory.place} cannot be had: leave it out"
+            f"checkpoints are not packed, so --memory {memory.place} is not possible: leave it out"
         )
     else:
         path = _whole_checkpoint(owner, step)
@@ -179,7 +185,7 @@ def open_model(
 
 
 def owning_run(model: str) -> tuple[Path | None, int | None]:
-    """The run directory that a path is, or whose export or checkpoint it is, and the checkpoint's step."""
+    """Return the run that a path is, or whose export or checkpoint it is, and the checkpoint's step."""
     path = Path(model)
     if _is_run(path):
         return path, None
@@ -208,10 +214,15 @@ def _check_place(run: Path, model: str) -> None:
             raise ValueError(f"{run} holds results of {other}: give another place for {model} with --run")
 
 
+def open_config(folder: str) -> PreTrainedConfig:
+    """Read a model's configuration; no code of its folder runs."""
+    with naming(folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
 def _open_folder(folder: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """No code of the folder runs, and nothing is unpickled."""
-    with _naming(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = open_config(folder)
+    with naming(folder):
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} has an encoder too, and is no causal language model")
         return config, tokenizers.load(str(Path(folder).absolute()) if Path(folder).exists() else folder)
@@ -224,23 +235,23 @@ def _load_folder(folder: str, config: PreTrainedConfig, memory: Residence | None
             raise ValueError(f"{folder}, a {config.model_type}, has no memory: leave --memory out")
         check_place(config, folder, memory.place)
         options = {"memory": memory.place, "memory_cache_bytes": memory.cache_bytes}
-    with _naming(folder):
+    with naming(folder):
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **options
         )
 
 
 @contextmanager
-def _naming(folder: str) -> Iterator[None]:
+def naming(folder: str) -> Iterator[None]:
+    """Name the folder in the errors of what opens it."""
     try:
         yield
     except StoreError:  # which names its file
         raise
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        here = "" if Path(folder).exists() else "is no folder here, and "
+    except (OSError, KeyError, ValueError, SafetensorError, StrictDataclassError) as error:
         raise ValueError(
-            f"{folder} {here}cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, "
-            "a folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
+            f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "
+            "folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
         ) from error
 
 
@@ -288,7 +299,7 @@ def _load_checkpoint(path: Path, config: TideConfig) -> PreTrainedModel:
 def _prepared(data: Path) -> Path:
     if not data.exists():
         raise ValueError(
-            f"{data.absolute()}, the data of the run, is not here: put it back, its tokenizer is needed"
+            f"{data.absolute()}, the data of the run, is missing, and its tokenizer is needed: restore it"
         )
     return data
 
@@ -301,7 +312,7 @@ def _frequencies(
     if counts.is_dir():
         if Manifest.read(counts).tokenizer_sha256 != tokenizers.fingerprint(tokenizer):
             raise ValueError(
-                f"{counts} was prepared with another tokenizer than the model's: count with that"
+                f"{counts} was prepared with another tokenizer than the model's: count with the model's"
             )
         found = FrequencyBins.from_prepared(counts)
     else:
@@ -315,7 +326,7 @@ def _stored_frequencies(
     """Return the counts that a packed model's store has."""
     if not isinstance(config, TideConfig) or config.memory_store is None:
         return None
-    with _naming(folder):
+    with naming(folder):
         file = open_store(config, folder)
     if "counts" not in file.header.sections:
         return None
