@@ -15,7 +15,6 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import COMMON, RARE
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import OpenedModel
-from tide_lm.model.stored import StoredMemory
 
 CHUNK_NUMBERS = 2**19  # as many as a CPU's cache holds
 GPU_CHUNK_NUMBERS = 2**26
@@ -29,10 +28,7 @@ def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
     """
     memory = model.model.memory
     assert memory is not None
-    if isinstance(memory, StoredMemory):
-        blocks_NKD = memory.rows_of(ids_N).float()
-    else:
-        blocks_NKD = memory.weight[ids_N].float() * memory.norm.weight.float()
+    blocks_NKD = memory.directions(ids_N)
     embedded_ND = model.get_input_embeddings().weight[ids_N].float()
     rows_AND = torch.cat([embedded_ND[None], blocks_NKD.transpose(0, 1)])
     norms_AN = torch.linalg.vector_norm(rows_AND, dim=-1)

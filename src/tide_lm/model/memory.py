@@ -59,6 +59,10 @@ class MemorySource(nn.Module):
         rows_UKD, index_U, _ = self(ids_U, dtype)
         return rows_UKD if index_U is None else rows_UKD[index_U]
 
+    def directions(self, ids_U: torch.Tensor) -> torch.Tensor:
+        """Return rows up to their length, in float32: the norm before the gain changes no direction."""
+        return self.weight[ids_U].float() * self.norm.weight.float()
+
     @property
     def tables(self) -> Any:
         """The memory as it is trained."""

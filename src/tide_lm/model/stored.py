@@ -76,6 +76,9 @@ class StoredMemory(MemorySource):
     def in_file(self) -> bool:  # type: ignore[override]
         return self.rows is not None
 
+    def directions(self, ids_U: torch.Tensor) -> torch.Tensor:
+        return self.rows_of(ids_U).float()
+
     @property
     def tables(self) -> Any:
         raise ValueError("this model is packed, and has no tables: take the model that it was packed from")
