@@ -30,7 +30,7 @@ def store(cache: Cache) -> str:
         "shape": f"`{cache['model']}`",
         "bits per number": f"{cache['bits']}",
         "vocabulary, token ids": f"{cache['vocab_size']:,}",
-        "bytes per row": f"{cache['row_bytes']:,}",
+        "bytes per row, without its checksum": f"{cache['row_bytes']:,}",
         "all rows, MiB": f"{cache['table_bytes'] / 2**20:.1f}",
         **{f"tokens of {name}": f"{text['tokens']:,}" for name, text in cache["texts"].items()},
         "tokens at once in prefill": f"{cache['at_once']['prefill']:,}",

@@ -27,6 +27,7 @@ def blocks(results: Path) -> Blocks:
         _read(results / "h200" / f"{name}.json") for name in ("train", "values", "decode")
     )
     return {
+        "decoding-in-short": partial(speed_report.decoding_in_short, decode),
         "demo": partial(readme_report.demo, demo),
         "demo-setting": partial(readme_report.demo_setting, demo),
         "estimate": partial(readme_report.estimated, "tide-8e-1b"),
@@ -38,6 +39,7 @@ def blocks(results: Path) -> Blocks:
         "rows-in-values": partial(speed_report.rows_in_values, values),
         "training": partial(speed_report.training, train),
         "training-in-short": partial(speed_report.training_in_short, train),
+        "training-memory-in-short": partial(speed_report.training_memory_in_short, train),
         "study-beside-controls": partial(report.beside_controls, study),
         "study-best-by-text": partial(report.best_by_text, study),
         "study-claims": partial(report.claims, study),
@@ -59,6 +61,7 @@ def blocks(results: Path) -> Blocks:
         "study-rules": report.rules,
         "study-search": partial(report.search, study),
         "study-setting": partial(report.setting, study),
+        "study-size": partial(report.size, study),
         "study-texts": partial(report.texts, study),
         "study-tokens": partial(report.tokens, study),
         "study-verdict-counts": partial(readme_report.verdict_counts, study),

@@ -100,7 +100,7 @@ def gains_by_recipe(study: Study) -> str:
     theirs, ours = (Spread.of([gains[seed] for seed in seeds]) for gains in (paper_gains, best))
     times = f"{ours.mean / theirs.mean:.2f}" if min(ours.mean, theirs.mean) > 0 else ""
     rows = [["the paper's", str(theirs), "1.00"], ["best, the default", str(ours), times]]
-    columns = ["recipe of TIDE-8E", "gain over the base, nats", "times the paper's", "seeds"]
+    columns = ["recipe of TIDE-8E", "gain over the base, nats", "times that of the paper's recipe", "seeds"]
     return table(columns, [[*row, str(len(seeds))] for row in rows])
 
 
@@ -163,6 +163,17 @@ def setting(study: Study) -> str:
         "held-out places to predict": f"{run.results['validation']['tokens']:,}",
     }
     return table(["setting", "value"], rows.items())
+
+
+def size(study: Study) -> str:
+    """How small the models are, and how much text they saw, in a few words."""
+    base, tide = study.first("base", "paper"), study.first("tide", "best", k=8)
+    shape = base.config.model.shape()
+    parameters, with_tables = (f"{run.record['parameters'] / 1e6:.0f}M" for run in (base, tide))
+    return (
+        f"{shape.num_hidden_layers} layers, hidden size {shape.hidden_size}, {parameters} parameters without "
+        f"tables and {with_tables} with 8, trained on {base.record['tokens'] / 1e6:.0f}M tokens"
+    )
 
 
 def places_by_decile(study: Study) -> str:

@@ -52,6 +52,13 @@ def training_in_short(train: Json) -> str:
     return ", ".join(f"{share:.2f} with {k} tables" for k, share in sorted(shares.items()))
 
 
+def training_memory_in_short(train: Json) -> str:
+    """The peak of GPU memory in training, by the number of tables, in a few words."""
+    runs = [run for run in train["runs"] if run["preset"] in _MODELS and not run["plain"]]
+    peaks = {run["k"]: run["peak_gb"] for run in runs}
+    return ", ".join(f"{peak:.0f} GB with {k or 'no'} tables" for k, peak in sorted(peaks.items()))
+
+
 def _is_tide_1b(run: Json) -> bool:
     return run["preset"] in _MODELS and run["k"] > 0 and not run["plain"]
 
@@ -96,6 +103,18 @@ def generation_in_short(decode: Json) -> str:
         for name, run in {"none": base, "24, of 4 bits per number, in the host's memory": most}.items()
     ]
     return table(["tables", "ms per token", "GPU memory, GB"], rows)
+
+
+def decoding_in_short(decode: Json) -> str:
+    """The time per token of the base, of most tables outside the GPU, and of a row in a file."""
+    alone = [run for run in decode["runs"] if run["batch"] == 1 and run["by"].startswith("engine")]
+    base = next(run for run in alone if run["preset"] == "base-1b")
+    most = next(run for run in alone if (run["preset"], run["memory"]) == ("tide-24e-1b", "cpu"))
+    without, host, file = base["ms_per_token"], most["ms_per_token"], decode["store"]["miss_ms"]
+    return (
+        f"{without:.3f} ms per token without tables, {host:.3f} ms with 24 in the host's memory, "
+        f"and {file:.3f} ms where the token's rows must be read from a file"
+    )
 
 
 def generation_from_store(decode: Json) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(
-        importlib.util.find_spec("material") is None, reason="mkdocs is missing: pip install 'tide-lm[docs]'"
+        importlib.util.find_spec("material") is None, reason="mkdocs is missing: pip install -e '.[docs]'"
     ),
 ]
 

@@ -302,7 +302,7 @@ def test_pictures_are_taken_of_the_demos_pages(demo_run, tmp_path):
     from studies import pictures
 
     pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
-    pytest.importorskip("gradio", reason="gradio is missing: pip install 'tide-lm[explore]'")
+    pytest.importorskip("gradio", reason="gradio is missing: pip install -e '.[explore]'")
     if shutil.which("chromium") is None and shutil.which("chromium-browser") is None:
         pytest.skip("chromium is missing: apt-get install chromium")
     pictures.take(demo_run, tmp_path, lambda line: None)

@@ -123,4 +123,4 @@ def test_without_a_server_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
     done = tide_lm("serve", "model")
     assert done.returncode == 1
-    assert "pip install 'tide-lm[serve]'" in done.said
+    assert "pip install -e '.[serve]'" in done.said

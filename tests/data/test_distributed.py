@@ -432,7 +432,7 @@ def test_a_missing_package_is_named_with_its_install_command(
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    message = rf"--executor {executor} needs the package {package} .*pip install 'tide-lm\[{extra}\]'"
+    message = rf"--executor {executor} needs the package {package} .*pip install -e '.\[{extra}\]'"
     with pytest.raises(ValueError, match=message):
         distributed.prepare(settings, tmp_path / "out", executor=executor, tasks=1, options={})
     assert not list(tmp_path.iterdir())

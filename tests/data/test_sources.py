@@ -136,7 +136,7 @@ def test_a_missing_package_is_named_with_its_install_command(tmp_path, monkeypat
     (tmp_path / source.removeprefix("hf:").replace("/", "-")).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(ValueError, match=rf"needs the package {package} .*pip install 'tide-lm\[data\]'"):
+    with pytest.raises(ValueError, match=rf"needs the package {package} .*pip install -e '.\[data\]'"):
         texts_of(source)
 
 

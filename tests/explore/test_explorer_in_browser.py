@@ -24,7 +24,7 @@ from tide_lm.model.opened import open_model
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(
-        importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install 'tide-lm[explore]'"
+        importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install -e '.[explore]'"
     ),
 ]
 TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"

@@ -11,7 +11,7 @@ from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.model.opened import open_model
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install 'tide-lm[explore]'"
+    importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install -e '.[explore]'"
 )
 TEXT = "every layer knows the token"
 VISITOR = SimpleNamespace(session_hash="one")

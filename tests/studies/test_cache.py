@@ -158,7 +158,7 @@ def test_text_is_measured_and_written_with_how_and_the_store_removed(study, monk
     told = f"{decode['bytes_per_token']:,.0f} | {decode['mean_us']:,.0f} | {decode['median_us']:,.0f} |"
     assert row.startswith(f"| valid | {len(set(tokens.tolist()))} | {100 * rate:.1f} | {100 * alone:.1f} | ")
     assert row.endswith(told)
-    assert f"| bytes per row | {found['row_bytes']:,} |" in store(found)
+    assert f"| bytes per row, without its checksum | {found['row_bytes']:,} |" in store(found)
     assert "| tokens of valid | 300 |" in store(found)
     assert figure(found).endswith("to 100.0 %.](study/cache.svg)")
 

@@ -77,14 +77,14 @@ CHANGES = {
     "decode": (
         "h200/decode.json",
         halved,
-        "generation generation-from-store generation-in-batches generation-in-short",
+        "decoding-in-short generation generation-from-store generation-in-batches generation-in-short",
     ),
     "values": ("h200/values.json", halved, "rows-in-values"),
-    "train": ("h200/train.json", halved, "training"),
+    "train": ("h200/train.json", halved, "training training-memory-in-short"),
     "train, TIDE alone": (
         "h200/train.json",
         lambda found: {"runs": [halved(run) if run["k"] else run for run in found["runs"]]},
-        "training training-in-short",
+        "training training-in-short training-memory-in-short",
     ),
     "cache": ("study/cache.json", halved, "cache-figure cache-hits cache-with-default"),
     "store": ("study/cache.json", lambda found: {**found, "row_bytes": 9}, "cache-store"),

@@ -213,6 +213,7 @@ def random_model(
 ) -> Iterator[TideForCausalLM]:
     """Make a model of random weights in bfloat16; it is packed if its rows are not on the device."""
     packed = store is not None or residence.place is not Place.device
+    gc.collect()  # a model that was measured before would count in the peak of this one
     kept = {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}} if packed else {}
     torch.manual_seed(0)
     config = TideConfig(**shape.to_transformers(), **kept)

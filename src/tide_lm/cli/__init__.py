@@ -13,7 +13,7 @@ COMMANDS = {  # with what their help begins with
     "presets": "List the paper's models and tiny ones: what the paper states of them, and what is assumed.",
     "estimate": "Estimate parameters, FLOPs, VRAM, SSD and optimiser bytes of a model.",
     "doctor": "Show what is installed, the GPU and the disk; exit status 1 if something required is missing.",
-    "train": "Train a base or a TIDE model on prepared data; resumable to the bit.",
+    "train": "Train a base or a TIDE model on prepared data, or continue a run.",
     "prepare": "Turn text into token shards to train on.",
     "evaluate": "Measure perplexity by token and word, and loss by frequency decile.",
     "analyze": "Look into models as the paper does.",

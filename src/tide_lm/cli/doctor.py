@@ -37,7 +37,7 @@ def _print(report: dict[str, Any]) -> None:
     ]
     for name, version in report["packages"].items():
         extra = EXTRAS.get(name)
-        absent = f"not installed (pip install 'tide-lm[{extra}]')" if extra else "not installed"
+        absent = f"not installed (pip install -e '.[{extra}]')" if extra else "not installed"
         rows.append((name, version or absent))
     print_table("tide-lm doctor", ["what", "found"], rows, numbers=False)
     for problem in report["problems"]:

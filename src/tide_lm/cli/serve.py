@@ -34,7 +34,7 @@ def command(
         server = "transformers"
     else:
         raise ValueError(
-            "no server is installed: pip install 'tide-lm[serve]' for that of transformers, or vllm"
+            "no server is installed: pip install -e '.[serve]' for that of transformers, or vllm"
         )
     check_exists(model)
     if Path(folder).exists():

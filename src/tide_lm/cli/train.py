@@ -34,7 +34,7 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a base or a TIDE model on prepared data; resumable to the bit.
+    """Train a base or a TIDE model on prepared data, or continue a run.
 
     Example: tide-lm train run.toml --run runs/mine --set train.steps=2000
     """

@@ -11,5 +11,5 @@ def require(module: str, use: str, extra: str = "data") -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ValueError(
-            f"{use} needs the package {package} ({error}): pip install 'tide-lm[{extra}]'"
+            f"{use} needs the package {package} ({error}): pip install -e '.[{extra}]' in the checkout"
         ) from error
