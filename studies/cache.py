@@ -36,7 +36,7 @@ def measure(
     bits: int,
     most_tokens: int,
     folder: Path,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Look texts up in a store of a preset's rows, with the ids and counts of prepared data, at all budgets.
 
@@ -58,7 +58,7 @@ def measure(
             rates = (
                 f"{name} {found['decode']['hit_rate']:.1%}" for name, found in curve[-1]["texts"].items()
             )
-            tell(f"{cache_bytes / 2**20:,.1f} MiB: hits {', '.join(rates)}")
+            log(f"{cache_bytes / 2**20:,.1f} MiB: hits {', '.join(rates)}")
     return {
         "model": model,
         "bits": bits,

@@ -9,7 +9,7 @@ from tide_lm.report.results import Run
 
 
 def _measured(study: Study) -> list[Run]:
-    return [run for run in opened(study.looked) if RANKS.missing(run) is None]
+    return [run for run in opened(study.diagnosed) if RANKS.missing(run) is None]
 
 
 def forms(study: Study) -> str:

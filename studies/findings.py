@@ -166,7 +166,7 @@ def slopes(study: Study, recipe: str) -> Finding | None:
     return _times([(gain("rare"), gain("common"))], 3.7)
 
 
-def _looked(study: Study, model: str, recipe: str, what: str) -> dict[str, Any] | None:
+def _diagnostic(study: Study, model: str, recipe: str, what: str) -> dict[str, Any] | None:
     for run in study.of(model, recipe, k=8 if model == "tide" else 0):
         if what in run.results:
             return run.results[what]
@@ -175,7 +175,7 @@ def _looked(study: Study, model: str, recipe: str, what: str) -> dict[str, Any] 
 
 def _null_bank(study: Study, recipe: str) -> list[list[float]] | None:
     """Return the null bank's weight by layer and decile."""
-    if (found := _looked(study, "tide", recipe, "routing")) is None:
+    if (found := _diagnostic(study, "tide", recipe, "routing")) is None:
         return None
     by_layer = [[row[-1] for row in layer[:10] if row is not None] for layer in found["by_layer"]]
     return by_layer if len(by_layer[-1]) > 1 else None
@@ -211,7 +211,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
 
 def _blocks_of_last_layer(study: Study, recipe: str) -> list[list[float]] | None:
     """Return the weights of the blocks by decile."""
-    if (found := _looked(study, "tide", recipe, "routing")) is None:
+    if (found := _diagnostic(study, "tide", recipe, "routing")) is None:
         return None
     return [row[:-1] for row in found["by_layer"][-1][:10] if row is not None]
 
@@ -231,7 +231,7 @@ def one_block_is_large(study: Study, recipe: str) -> Finding | None:
 
 def _layer_drop(study: Study, recipe: str) -> list[list[float]] | None:
     """Return how much the perplexity changes, by text and layer."""
-    if (found := _looked(study, "tide", recipe, "layer-drop")) is None:
+    if (found := _diagnostic(study, "tide", recipe, "layer-drop")) is None:
         return None
     return [text["change"] for text in found["texts"].values()]
 
@@ -274,7 +274,7 @@ def later_peak(study: Study, recipe: str) -> Finding | None:
 
 
 def tables_are_far_from_e(study: Study, recipe: str) -> Finding | None:
-    if (found := _looked(study, "tide", recipe, "distances")) is None:
+    if (found := _diagnostic(study, "tide", recipe, "distances")) is None:
         return None
     distance = found["distance"]
     to_e = distance[0][1:]
@@ -284,7 +284,7 @@ def tables_are_far_from_e(study: Study, recipe: str) -> Finding | None:
 
 
 def rare_neighbours_agree_less(study: Study, recipe: str) -> Finding | None:
-    if (found := _looked(study, "tide", recipe, "neighbours")) is None:
+    if (found := _diagnostic(study, "tide", recipe, "neighbours")) is None:
         return None
     rare, common = ([mean(table) for table in found[group]["jaccard"]] for group in ("rare", "common"))
     said = f"overlaps of {mean(rare):.3f} and {mean(common):.3f} in the mean"
@@ -292,8 +292,8 @@ def rare_neighbours_agree_less(study: Study, recipe: str) -> Finding | None:
 
 
 def amplification(study: Study, recipe: str) -> Finding | None:
-    base = _looked(study, "base", "paper", "gradients")
-    tide = _looked(study, "tide", recipe, "gradients")
+    base = _diagnostic(study, "base", "paper", "gradients")
+    tide = _diagnostic(study, "tide", recipe, "gradients")
     if base is None or tide is None:
         return None
     tables = [sum(decile) for decile in zip(*tide["tables"], strict=True)]
@@ -304,7 +304,7 @@ def amplification(study: Study, recipe: str) -> Finding | None:
 
 def _cost(study: Study, recipe: str, form: str) -> list[float] | None:
     """Return, by text, how much higher the perplexity is with the tables in a form; it may be infinite."""
-    if (found := _looked(study, "tide", recipe, "compression")) is None:
+    if (found := _diagnostic(study, "tide", recipe, "compression")) is None:
         return None
     for record in found["forms"]:
         if record["form"] == form:
@@ -332,14 +332,14 @@ def hardly_any_rank(study: Study, recipe: str) -> Finding | None:
 
 
 def norms_rise(study: Study, recipe: str) -> Finding | None:
-    if (found := _looked(study, "base", "paper", "norms")) is None:
+    if (found := _diagnostic(study, "base", "paper", "norms")) is None:
         return None
     norms = found["embedding"]
     return Finding(f"{norms[0]:.2f} to {norms[-1]:.2f}", all(b > a for a, b in pairwise(norms)))
 
 
 def rare_norms_decline(study: Study, recipe: str) -> Finding | None:
-    if (found := _looked(study, "base", "paper", "norms")) is None:
+    if (found := _diagnostic(study, "base", "paper", "norms")) is None:
         return None
     rarest = [point["embedding"][0] for point in found["growth"]]
     if len(rarest) < 2:
@@ -357,7 +357,7 @@ def _separation(found: dict[str, Any], measure: str) -> dict[str, list[float]]:
 
 
 def base_collapses(study: Study, recipe: str) -> Finding | None:
-    if (found := _looked(study, "base", "paper", "collapse")) is None:
+    if (found := _diagnostic(study, "base", "paper", "collapse")) is None:
         return None
     layers = _separation(found, "relative")
     early = {name: max(distances[: len(distances) // 2]) for name, distances in layers.items()}
@@ -366,8 +366,8 @@ def base_collapses(study: Study, recipe: str) -> Finding | None:
 
 
 def _stay_apart(study: Study, recipe: str, measure: str, digits: int) -> Finding | None:
-    base = _looked(study, "base", "paper", "collapse")
-    tide = _looked(study, "tide", recipe, "collapse")
+    base = _diagnostic(study, "base", "paper", "collapse")
+    tide = _diagnostic(study, "tide", recipe, "collapse")
     if base is None or tide is None:
         return None
     before, after = _separation(base, measure), _separation(tide, measure)

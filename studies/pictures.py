@@ -25,7 +25,7 @@ COLOURS = 128  # of a picture, so that it is small
 TEXT = "The function returns a list of strings, and the mutex is released before the iterator ends."
 
 
-def take(demo: Path, folder: Path, tell: Callable[[str], None]) -> None:
+def take(demo: Path, folder: Path, log: Callable[[str], None]) -> None:
     """Write PNG files of what a reader of the README sees."""
     sync_api = require("playwright.sync_api", "a picture", "dev")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -36,10 +36,10 @@ def take(demo: Path, folder: Path, tell: Callable[[str], None]) -> None:
         for name, draw in {"explore-text": _text, "explore-tokens": _tokens, "explore-pairs": _pairs}.items():
             page.goto(address)
             draw(page)
-            tell(str(_keep(page, folder / f"{name}.png")))
+            log(str(_keep(page, folder / f"{name}.png")))
         page.goto((demo / "report" / "index.html").absolute().as_uri())
         page.set_viewport_size({"width": WIDTH, "height": 1150})
-        tell(str(_keep(page, folder / "report.png", whole=False)))
+        log(str(_keep(page, folder / "report.png", whole=False)))
         browser.close()
 
 

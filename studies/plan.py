@@ -42,7 +42,7 @@ HALF = "half the tokens, "  # before the recipe of a run with a schedule of its 
 class Run:
     """`recipe` is the paper's, the best, or the name of the settings that are tried.
 
-    `share` is the part of the training text that it is trained on. `look` asks for all of the paper's
+    `share` is the part of the training text that it is trained on. `diagnose` asks for all of the paper's
     diagnostics, of a base or of TIDE.
     """
 
@@ -53,7 +53,7 @@ class Run:
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     share: float = 1.0
-    look: bool = False
+    diagnose: bool = False
 
     @property
     def name(self) -> str:
@@ -89,11 +89,13 @@ class Run:
             "train.validate_every": -(-steps // 8),
             "train.validation_sequences": 1024,
             "train.checkpoint_every": steps,
-            "train.keep_every": -(-steps // 5) if self.look else 0,
+            "train.keep_every": -(-steps // 5) if self.diagnose else 0,
             "train.tensorboard": _toml(False),
             "train.dtype": "bfloat16" if gpu else "float32",
-            "train.compile": _toml(gpu and not self.look),  # gradients cannot be recorded in a compiled model
-            "train.record_gradients": _toml(self.look),
+            "train.compile": _toml(
+                gpu and not self.diagnose
+            ),  # gradients cannot be recorded in a compiled model
+            "train.record_gradients": _toml(self.diagnose),
             **self._of_model(),
             **self.settings,
         }
@@ -131,8 +133,8 @@ def search() -> list[Run]:
     Some records are of recipes that changed a layer, with code that is gone. docs/LOG.md says what each did.
     """
     return [
-        Run("base", "paper", "small", 0, look=True),
-        Run("tide", "paper", "small", 8, look=True),
+        Run("base", "paper", "small", 0, diagnose=True),
+        Run("tide", "paper", "small", 8, diagnose=True),
         Run("input-only", "paper", "small", 8),
         _tried("centre"),
         _tried("gain 0.1 alone", {RATE: 1.0, DECAY: 0.1}),
@@ -157,7 +159,7 @@ def search() -> list[Run]:
 
 def final() -> list[Run]:
     """Return the runs that the verdicts rest on."""
-    best = [Run("tide", "best", "small", 8, look=True), Run("input-only", "best", "small", 8)]
+    best = [Run("tide", "best", "small", 8, diagnose=True), Run("input-only", "best", "small", 8)]
     seeds = [
         Run(model, recipe, "small", k, seed)
         for seed in (1, 2)

@@ -91,7 +91,7 @@ def verdict_counts(study: Study) -> str:
 
 def smaller_tables(study: Study) -> str:
     """Return what the best forms cost a model of the default recipe, on the text that loses most."""
-    (run,) = (run for run in opened(study.looked) if run.name == "TIDE-8E (best)")
+    (run,) = (run for run in opened(study.diagnosed) if run.name == "TIDE-8E (best)")
     result = run.result("compression")
     forms = {form["form"]: form for form in result["forms"]}
     rows = []

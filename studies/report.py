@@ -275,7 +275,7 @@ def _perplexities(study: Study) -> tuple[list[str], list[list[Kept]], list[list[
 
 def zero_shot(study: Study) -> str:
     """Return the tasks on which some model is above chance."""
-    found = {figures.name_of(run): run.tasks for run in study.looked if run.tasks}
+    found = {figures.name_of(run): run.tasks for run in study.diagnosed if run.tasks}
     rows = []
     for task, name in paper.TASKS.items():
         if not all(task in tasks for tasks in found.values()):
@@ -329,7 +329,7 @@ def _with_norms(study: Study) -> dict[str, Kept]:
 
 def word_neighbours(study: Study) -> str:
     """Return the nearest neighbours of a few words, in E and in each table."""
-    runs = [run for run in figures.opened(study.looked) if "neighbours" in run.results]
+    runs = [run for run in figures.opened(study.diagnosed) if "neighbours" in run.results]
     shown = FIGURES["neighbours"].tables(runs)
     rows = [[found.caption, *map(_escaped, row)] for found in shown for row in found.rows]
     return table(["word and model", *shown[0].columns], rows)
@@ -342,7 +342,7 @@ def _escaped(cell: str) -> str:
 def _paper_figures(study: Study) -> Iterable[tuple[Figure, list[Run]]]:
     """Yield the figures of the paper that the runs have results for."""
     for name, figure in FIGURES.items():
-        chosen = list(study.by_blocks("paper").values()) if name in OF_BLOCKS else study.looked
+        chosen = list(study.by_blocks("paper").values()) if name in OF_BLOCKS else study.diagnosed
         kept = [run for run in figures.opened(chosen) if figure.missing(run) is None]
         if figure.too_few(kept) is None:
             yield figure, kept

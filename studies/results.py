@@ -177,7 +177,7 @@ class Study:
         return {k: run for k, run in found.items() if run is not None}
 
     @property
-    def looked(self) -> list[Kept]:
+    def diagnosed(self) -> list[Kept]:
         """Return the runs with all diagnostics."""
         kinds = (("base", "paper", 0), ("tide", "paper", 8), ("tide", "best", 8))
         return [run for model, recipe, k in kinds for run in self.of(model, recipe, k=k)[:1]]

@@ -78,7 +78,7 @@ class Places:
         return found[0]
 
 
-def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[[str], None]) -> int:
+def run_all(plan: Iterable[Run], places: Places, minutes: float, log: Callable[[str], None]) -> int:
     """Train the runs that are not done while time is left, and return how many remain.
 
     A run is begun only if there is time for the longest so far that was like it or lighter. Processes side by
@@ -87,7 +87,7 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
     until, left = time.monotonic() + 60 * minutes, 0
     longest: dict[tuple[int, bool], float] = {}
     for run in plan:
-        kind = list(SIZES).index(run.size), run.look
+        kind = list(SIZES).index(run.size), run.diagnose
         if done := places.done(run):
             longest[kind] = max(longest.get(kind, 0), done.record["seconds"])
             continue
@@ -100,26 +100,26 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, tell: Callable[
             try:
                 held.enter_context(places.lock(run))
             except ValueError as busy:
-                tell(str(busy))
+                log(str(busy))
                 left += 1
                 continue
             if places.done(run):  # by now
                 continue
-            tell(f"{run.name} ...")
-            record = run_one(run, places, tell)
+            log(f"{run.name} ...")
+            record = run_one(run, places, log)
         longest[kind] = max(longest.get(kind, 0), time.monotonic() - started)
-        tell(f"{run.name}: loss {record['val_loss']:.4f} after {record['seconds']:.0f} s")
+        log(f"{run.name}: loss {record['val_loss']:.4f} after {record['seconds']:.0f} s")
     return left
 
 
-def side_by_side(processes: int, command: list[str], logs: Path, tell: Callable[[str], None]) -> int:
+def side_by_side(processes: int, command: list[str], logs: Path, log: Callable[[str], None]) -> int:
     """Run a command several times at once, and return the worst exit status."""
     logs.mkdir(parents=True, exist_ok=True)
     workers = []
     for number in range(processes):
         with (logs / f"process-{number}.log").open("ab") as log:
             workers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
-    tell(f"{processes} processes write to {logs}/process-*.log")
+    log(f"{processes} processes write to {logs}/process-*.log")
 
     def pass_on(number: int, _: object) -> None:
         for worker in workers:
@@ -133,13 +133,13 @@ def side_by_side(processes: int, command: list[str], logs: Path, tell: Callable[
         signal.signal(signal.SIGTERM, before)
 
 
-def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, Any]:
+def run_one(run: Run, places: Places, log: Callable[[str], None]) -> dict[str, Any]:
     """Train and measure a run; its record appears whole, and last."""
     places.check()
     started, folder = time.monotonic(), places.scratch / run.slug
     config = places.config(run)
     build = CONTROLS.get(run.model, TideForCausalLM)
-    trainer = Trainer(config, folder, tell, resume=True, make_model=build, row_lazy=run.row_lazy)
+    trainer = Trainer(config, folder, log, resume=True, make_model=build, row_lazy=run.row_lazy)
     validation = trainer.train()
     if trainer.stopped_by:
         raise SystemExit(128 + trainer.stopped_by)
@@ -162,16 +162,16 @@ def run_one(run: Run, places: Places, tell: Callable[[str], None]) -> dict[str, 
     settings = TextSettings(texts, window=config.data.sequence, stride=config.data.sequence // 2, batch=64)
     opened = open_model(str(folder))
     write_texts(opened, evaluate_texts(opened, settings))
-    if run.look:
-        _look(run, opened, settings, places.shared / "benchmarks", tell)
+    if run.diagnose:
+        _diagnose(run, opened, settings, places.shared / "benchmarks", log)
     about["seconds"] = time.monotonic() - started
     results.add(places.kept, results.record(folder, about, run.seed))
     shutil.rmtree(folder)
     return about
 
 
-def _look(
-    run: Run, opened: OpenedModel, settings: TextSettings, benchmarks: Path, tell: Callable[[str], None]
+def _diagnose(
+    run: Run, opened: OpenedModel, settings: TextSettings, benchmarks: Path, log: Callable[[str], None]
 ) -> None:
     """Run the paper's diagnostics that are not there yet."""
     folder, held_out = opened.run, replace(settings, texts={})
@@ -185,7 +185,7 @@ def _look(
         started = time.monotonic()
         texts = once if what is Analysis.layer_drop else held_out
         opened.write(what.value, analyze(what, opened, AnalysisSettings(texts, words=WORDS)))
-        tell(f"{what.value} after {time.monotonic() - started:.0f} s")
+        log(f"{what.value} after {time.monotonic() - started:.0f} s")
     if run.model == "tide" and not opened.result("compression").exists():
         opened.write("compression", measure(opened, once))
     scores = zero_shot.score(opened.model, opened.tokenizer, benchmarks, limit=BENCHMARK_RECORDS)

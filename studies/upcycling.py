@@ -83,17 +83,17 @@ class Plan:
         return RunConfig.load(None, [f"{name}={value}" for name, value in settings.items()])
 
 
-def compare(plan: Plan, ways: Iterable[Way], processes: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def compare(plan: Plan, ways: Iterable[Way], processes: int, log: Callable[[str], None]) -> dict[str, Any]:
     """Train what is not there yet, and return the losses of all, by decile too."""
     jobs = [(way, seed) for way in ways for seed in range(way.seeds)]
     seeds = sorted({seed for _, seed in jobs})
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         firsts = list(pool.map(_first, [plan] * len(seeds), seeds))
-        tell(f"{len(seeds)} Llamas are there")
+        log(f"{len(seeds)} Llamas are there")
         found = []
         for record in pool.map(_further, [plan] * len(jobs), *zip(*jobs, strict=True)):
             found.append(record)
-            tell(f"{record['way']}, seed {record['seed']}: {record['validation']['loss']:.4f}")
+            log(f"{record['way']}, seed {record['seed']}: {record['validation']['loss']:.4f}")
     tokens = [first["tokens"] for first in firsts]
     return {"size": plan.size, "k": plan.blocks, "tokens": tokens[0], "first": firsts, "runs": found}
 

@@ -86,7 +86,7 @@ def done(places, corpus):
     run = Run("tide", "best", "tiny", 2)
     with pytest.MonkeyPatch.context() as patch:
         stand_in(places, corpus, patch)
-        assert run_all([run], places, minutes=60, tell=print) == 0
+        assert run_all([run], places, minutes=60, log=print) == 0
     return run
 
 
@@ -110,7 +110,7 @@ def test_a_run_is_made_once_and_kept_without_weights(done, places):
     assert kept.curve[-1] == (kept.record["tokens"], pytest.approx(kept.record["val_loss"]))
     assert kept.texts.keys() == {"valid"}
     assert not (places.scratch / done.slug).exists()
-    assert run_all([done], places, minutes=60, tell=told.append) == 0
+    assert run_all([done], places, minutes=60, log=told.append) == 0
     assert not told
 
 
@@ -122,7 +122,7 @@ def test_bases_and_controls_are_runs_too(places, shared_data, tmp_path):
         Run("input-only", "paper", "tiny", 2),
     ]
     told = []
-    assert run_all(runs, places, minutes=60, tell=told.append) == 0
+    assert run_all(runs, places, minutes=60, log=told.append) == 0
     records = [run.record for run in Study(places.kept).runs]
     assert [record["model"] for record in records] == ["base", "input-only"]
     for record in records:
@@ -130,15 +130,15 @@ def test_bases_and_controls_are_runs_too(places, shared_data, tmp_path):
         assert 0 < record["val_loss"] < 7
     assert not list(places.scratch.iterdir())
     told.clear()
-    assert run_all(runs, places, minutes=60, tell=told.append) == 0
+    assert run_all(runs, places, minutes=60, log=told.append) == 0
     assert not told
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "k"), [("base", 0), ("tide", 2)])
 def test_all_figures_of_the_paper_can_be_drawn_of_runs_that_were_looked_into(model, k, places, shared_data):
-    run = Run(model, "paper", "tiny", k, seed=1, look=True)
-    run_all([run], places, minutes=60, tell=print)
+    run = Run(model, "paper", "tiny", k, seed=1, diagnose=True)
+    run_all([run], places, minutes=60, log=print)
     (kept,) = opened(read(places.kept, run.slug))
     missing = {name: figure.missing(kept) for name, figure in FIGURES.items()}
     of_memory = {name for name, figure in FIGURES.items() if figure.of_memory}
@@ -150,13 +150,13 @@ def test_a_look_that_was_cut_off_goes_on_where_it_was(places, shared_data, monke
     def cut_off(*_, **__):
         raise KeyboardInterrupt
 
-    run = Run("base", "cut off", "tiny", 0, look=True)
+    run = Run("base", "cut off", "tiny", 0, diagnose=True)
     with monkeypatch.context() as patched:
         patched.setattr(runner.zero_shot, "score", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            run_all([run], places, minutes=60, tell=print)
+            run_all([run], places, minutes=60, log=print)
     monkeypatch.setattr(runner, "analyze", None)
-    assert run_all([run], places, minutes=60, tell=print) == 0
+    assert run_all([run], places, minutes=60, log=print) == 0
     (kept,) = read(places.kept, run.slug)
     assert kept.tasks
 
@@ -164,9 +164,9 @@ def test_a_look_that_was_cut_off_goes_on_where_it_was(places, shared_data, monke
 def test_what_was_made_with_other_settings_is_named(done, places):
     changed = replace(done, settings={**done.settings, "optim.max_lr": 0.01})
     with pytest.raises(ValueError, match=r"optim.max_lr: 0.003 -> 0.01\): remove its line, or .*--kept"):
-        run_all([changed], places, 60, tell=print)
+        run_all([changed], places, 60, log=print)
     told = []
-    assert run_all([done, replace(done, recipe="as long")], places, minutes=0.001, tell=told.append) == 1
+    assert run_all([done, replace(done, recipe="as long")], places, minutes=0.001, log=told.append) == 1
     assert not told  # since the one that is kept took longer
 
 
@@ -178,12 +178,12 @@ def test_a_run_may_have_half_of_the_text(places):
 
 
 def test_a_run_that_would_last_too_long_is_left(places):
-    assert run_all([Run("base", "late", "tiny", 0)], places, minutes=0, tell=print) == 1
+    assert run_all([Run("base", "late", "tiny", 0)], places, minutes=0, log=print) == 1
 
 
 SMALL, LOOK, MEDIUM = (
     Run("base", "paper", "small", 0),
-    Run("base", "paper", "small", 0, look=True),
+    Run("base", "paper", "small", 0, diagnose=True),
     Run("base", "paper", "medium", 0),
 )
 
@@ -196,27 +196,27 @@ def test_a_run_takes_as_long_as_those_like_it_or_lighter(first, then, left, plac
     """There are 50 s left after a run of 60 s."""
     now = [0.0]
 
-    def one(run, places, tell):
+    def one(run, places, log):
         now[0] += 60
         return {"val_loss": 1.0, "seconds": 60}
 
     monkeypatch.setattr(runner, "run_one", one)
     monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
     runs = [replace(first, recipe="first"), replace(then, recipe="then")]
-    assert run_all(runs, places, minutes=110 / 60, tell=print) == left
+    assert run_all(runs, places, minutes=110 / 60, log=print) == left
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(places):
     run, told = Run("base", "busy", "tiny", 0), []
     with places.lock(run):
-        assert run_all([run], places, minutes=60, tell=told.append) == 1
+        assert run_all([run], places, minutes=60, log=told.append) == 1
     assert told == ["tiny base 0e, busy, seed 0 is left to another process"]
 
 
 def test_what_is_missing_is_named_before_training(places, tmp_path):
     without = replace(places, shared=tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"there is no .*nothing/.*name the folder that holds benchmarks"):
-        run_all([Run("base", "no texts", "tiny", 0)], without, minutes=60, tell=print)
+        run_all([Run("base", "no texts", "tiny", 0)], without, minutes=60, log=print)
     assert not list(places.scratch.glob("*no-texts*/*"))
 
 
@@ -224,7 +224,7 @@ def test_a_record_that_is_cut_off_is_named(done, places, tmp_path):
     line = (places.kept / RUNS).read_text()
     (tmp_path / RUNS).write_text(line + line[:99])
     with pytest.raises(ValueError, match=r"last line of .*runs\.jsonl is cut off: remove"):
-        run_all([done], replace(places, kept=tmp_path), 60, tell=print)
+        run_all([done], replace(places, kept=tmp_path), 60, log=print)
 
 
 def test_processes_side_by_side_write_logs_and_the_worst_status_is_told(tmp_path):

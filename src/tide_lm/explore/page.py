@@ -63,10 +63,10 @@ class Controls:
 
     def on(self, event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> None:
         """Answer an event: call a function with what is given, and show what it returns."""
-        event(_told(answer), given, shown, **_PRIVATE | options)
+        event(_showing_errors(answer), given, shown, **_PRIVATE | options)
 
 
-def _told(function: Callable) -> Callable:
+def _showing_errors(function: Callable) -> Callable:
     """Return a function that shows on the page what is wrong with a question."""
     import gradio as gr
 
@@ -205,10 +205,10 @@ def _pairs_tab(controls: Controls) -> None:
         controls.on(begin, controls.explorer.pair, [first, second, template], apart)
 
 
-def serve(page: "Blocks", host: str, port: int, names: Sequence[str], tell: Callable[[str], None]) -> None:
+def serve(page: "Blocks", host: str, port: int, names: Sequence[str], log: Callable[[str], None]) -> None:
     """Serve the page until it is stopped, under these names or, if there are none, under any.
 
-    `tell` gets the address once the page is served.
+    `log` gets the address once the page is served.
     """
     import gradio as gr
     from starlette.middleware import Middleware
@@ -237,7 +237,7 @@ def serve(page: "Blocks", host: str, port: int, names: Sequence[str], tell: Call
         mcp_server=False,
         ssr_mode=False,
     )
-    tell(f"http://{at}:{port}")
+    log(f"http://{at}:{port}")
     try:
         threading.Event().wait()
     finally:
