@@ -138,11 +138,12 @@ def read(folder: Path, name: str | None = None) -> list[Kept]:
     path = folder / RUNS
     if not path.exists():
         return []
-    with path.open(encoding="utf-8") as file:
-        lines = [line for line in file if name is None or line.startswith(f'{{"name": {json.dumps(name)},')]
-    if lines and not lines[-1].endswith("\n"):
+    *lines, rest = path.read_text(encoding="utf-8").split("\n")
+    if rest:
         raise ValueError(f"the last line of {path} is cut off: remove it, and run it again")
-    return sorted((Kept(json.loads(line)) for line in lines), key=lambda run: run.name)
+    start = "" if name is None else f'{{"name": {json.dumps(name)},'
+    runs = [Kept(json.loads(line)) for line in lines if line.startswith(start)]
+    return sorted(runs, key=lambda run: run.name)
 
 
 class Study:
