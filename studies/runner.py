@@ -117,8 +117,8 @@ def side_by_side(processes: int, command: list[str], logs: Path, log: Callable[[
     logs.mkdir(parents=True, exist_ok=True)
     workers = []
     for number in range(processes):
-        with (logs / f"process-{number}.log").open("ab") as log:
-            workers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        with (logs / f"process-{number}.log").open("ab") as file:
+            workers.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
     log(f"{processes} processes write to {logs}/process-*.log")
 
     def pass_on(number: int, _: object) -> None:
