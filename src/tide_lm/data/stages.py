@@ -161,7 +161,7 @@ class Assemble(Stage):
     def _assemble(self, result: Path, work: Work) -> None:
         encoded = [self.folder.encoded(task) for task in range(work.tasks)]
         if missing := [task for task, folder in enumerate(encoded) if not folder.exists()]:
-            raise ValueError(  # an executor may go on although a task failed
+            raise ValueError(  # an executor may continue after a failure
                 f"{len(missing)} of {len(encoded)} tasks of 'encode' failed, the first is {missing[0]}: "
                 f"look into {self.folder.logs / 'encode'}, remove the cause and give the same call again"
             )

@@ -63,12 +63,11 @@ class Monitor:
 
 def _numbers(record: Any, name: str = "") -> dict[str, float]:
     """Flatten the numbers of nested records under names such as `validation/loss_by_decile/0`."""
-    if isinstance(record, int | float):
-        return {name: record}
-    items = (
-        record.items() if isinstance(record, dict) else enumerate(record if isinstance(record, list) else ())
-    )
-    prefix = f"{name}/" if name else ""
-    return {
-        key: number for place, item in items for key, number in _numbers(item, f"{prefix}{place}").items()
-    }
+    if isinstance(record, list):
+        record = dict(enumerate(record))
+    if isinstance(record, dict):
+        found: dict[str, float] = {}
+        for key, value in record.items():
+            found |= _numbers(value, f"{name}/{key}" if name else key)
+        return found
+    return {name: record} if isinstance(record, int | float) else {}

@@ -58,12 +58,12 @@ def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) ->
         raise ValueError(f"{folder / min(others)} is no part of the model beside it: move it elsewhere")
     decoder, memory = model.model, sharded_memory(model)
     decoder.rotary_emb = type(decoder.rotary_emb)(model.config).to(device)  # its buffer is in no file
-    wanted = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if memory is not None:
-        wanted["model.memory.weight"] = memory.dtensor_like(memory.weight)
-    checkpoint.load(folder, wanted)
+        tensors["model.memory.weight"] = memory.dtensor_like(memory.weight)
+    checkpoint.load(folder, tensors)
     if memory is not None:
-        memory.from_dtensor(memory.weight, wanted["model.memory.weight"])
+        memory.from_dtensor(memory.weight, tensors["model.memory.weight"])
 
 
 def unshard(objective: Objective) -> None:

@@ -245,12 +245,13 @@ class Trainer:
     def _prepare(self) -> StepBatch:
         """Start to copy the next step's micro-batches and their rows to the device."""
         size = self.config.train.micro_batch_size(process_group.world_size())
-        inputs, targets = (part.split(size) for part in self.loader.peek())
-        rows = None if self.row_optimizer is None else self.row_optimizer.prepare(inputs)
-        pairs = zip(inputs, targets, strict=True)
-        return StepBatch(
-            [(upload(ids, self.device), upload(wanted, self.device)) for ids, wanted in pairs], rows
-        )
+        batch = [part.split(size) for part in self.loader.peek()]
+        rows = None if self.row_optimizer is None else self.row_optimizer.prepare(batch[0])
+        micro_batches = [
+            (upload(inputs, self.device), upload(targets, self.device))
+            for inputs, targets in zip(*batch, strict=True)
+        ]
+        return StepBatch(micro_batches, rows)
 
     def _accumulate_gradients(self, batch: StepBatch) -> torch.Tensor:
         """Run all micro-batches forward and backward; return this rank's part of the mean loss."""
