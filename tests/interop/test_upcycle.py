@@ -94,7 +94,7 @@ def test_a_large_model_is_written_in_several_files(tmp_path, monkeypatch):
 def test_tables_do_not_depend_on_how_many_rows_are_made_at_once(tmp_path, monkeypatch):
     llama().save_pretrained(tmp_path / "llama")
     whole = upcycled(tmp_path / "llama", tmp_path / "whole").model.memory.weight
-    monkeypatch.setattr("tide_lm.interop.upcycle._AT_ONCE", 10 * 4 * 32)
+    monkeypatch.setattr("tide_lm.interop.upcycle._NUMBERS_AT_ONCE", 10 * 4 * 32)
     monkeypatch.setattr(streamed_tensors, "_BYTES_PER_READ", 1000)
     parts = upcycled(tmp_path / "llama", tmp_path / "parts")
     assert torch.equal(parts.model.memory.weight, whole)

@@ -28,9 +28,9 @@ OF_MEMORY = OF_TEXTS | {Analysis.distances, Analysis.neighbours}
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """What analyses are asked: routing and layer-drop read `texts`, collapse has `delta`, neighbours `words`.
+    """Settings of all analyses: routing and layer-drop read `texts`, collapse `delta`, neighbours `words`.
 
-    `tokens`, `batch` and `sequence` are those of the training whose updates are expected.
+    Updates are those of a training on so many `tokens`, in batches of `batch` sequences of `sequence` tokens.
     """
 
     texts: "TextSettings | None" = None

@@ -31,7 +31,7 @@ COMMANDS = {  # with what their help begins with
 
 
 def commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """These commands, and no others: each takes time to import, and typer works at the options of all."""
+    """Return an app of these commands alone: importing a command and reading its options take time."""
     app = _app()
     for name in names:
         module = importlib.import_module(f"tide_lm.cli.{name}")
@@ -43,10 +43,10 @@ def commands(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 
 def listing() -> typer.Typer:
-    """All commands by name and help alone, for when none was named: their options would take time."""
+    """Return an app that lists all commands with their help, without importing them."""
     app = _app()
-    for name, told in COMMANDS.items():
-        app.command(name, help=told)(lambda: None)
+    for name, help in COMMANDS.items():
+        app.command(name, help=help)(lambda: None)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of long work: lines, and what changes in place only where stderr is a terminal."""
+"""Progress of long work on stderr: it changes in place on a terminal, and is lines elsewhere."""
 
 import signal
 import sys
@@ -45,34 +45,20 @@ def tidy_end() -> Iterator[None]:
 
 @contextmanager
 def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """Give `begin(bytes)`, which gives `advance(bytes)`: a bar on a terminal, lines elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    """Give `begin(total)`, which gives `advance(count)`, both of bytes."""
+    with working("Writing") as log:
 
-    if not sys.stderr.isatty():
-        with working("Writing") as log:
+        def begin(total: int) -> Callable[[int], None]:
+            done = 0
 
-            def begin(total: int) -> Callable[[int], None]:
-                done = 0
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                log(f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB")
 
-                def advance(count: int) -> None:
-                    nonlocal done
-                    done += count
-                    log(f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB")
+            return advance
 
-                return advance
-
-            yield begin
-        return
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("write", total=None)
-
-        def begin_bar(total: int) -> Callable[[int], None]:
-            bar.update(task, total=total)
-            return lambda count: bar.advance(task, count)
-
-        yield begin_bar
+        yield begin
 
 
 @contextmanager

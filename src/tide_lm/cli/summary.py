@@ -1,4 +1,4 @@
-"""What a person sees of an analysis: one table each; the results file holds all of it."""
+"""Print an analysis as one table; the results file holds all of it."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""The rows of a trained memory in a form that is smaller.
+"""Encode the rows of a trained memory in a smaller form.
 
 V vocabulary, K blocks, D hidden, U rows at once, N numbers that a row is stored as.
 """
@@ -117,7 +117,7 @@ class Encoder:
 
     @cached_property
     def sections(self) -> Mapping[str, np.ndarray]:
-        """What all rows share."""
+        """The arrays that all rows share."""
         V, K, D = self.memory.weight.shape
         codec = RowCodec(sum(self.ranks) or K * D, self.form.bits, self.form.group)
         found = {} if self.counts_V is None else {"counts": self.counts_V.astype("<u8")}

@@ -1,4 +1,4 @@
-"""What smaller forms of the tables cost: bytes against perplexity, and against loss by frequency."""
+"""Measure what smaller forms of the tables cost: bytes against perplexity and loss by frequency."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

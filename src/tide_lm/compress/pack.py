@@ -1,4 +1,4 @@
-"""A model's folder with its tables in a store, and whether such a folder is whole."""
+"""Pack a model's tables into a store beside its other weights, and verify such a folder."""
 
 import hashlib
 from collections.abc import Callable

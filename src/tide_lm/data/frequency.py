@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tide_lm.data import tokenizers
 from tide_lm.data.shards import Manifest
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class FrequencyBins:
     @classmethod
     def from_prepared(cls, folder: Path, cap: int | None = None) -> "FrequencyBins":
         """Read the bins of a prepared training split."""
-        from transformers import AutoTokenizer
-
         manifest, path = Manifest.read(folder), folder / "counts.npy"
         if not path.exists():
             raise ValueError(f"{path} is missing: prepare the data again")
@@ -80,7 +79,7 @@ class FrequencyBins:
         if manifest.counts_sha256 not in (None, found):
             raise ValueError(f"{path} is damaged: prepare the data again")
         counts_V = _read_counts(path, manifest.vocab_size)
-        return cls.from_counts(counts_V, AutoTokenizer.from_pretrained(folder / "tokenizer"), cap)
+        return cls.from_counts(counts_V, tokenizers.load(str(folder / "tokenizer")), cap)
 
     @classmethod
     def from_counts_file(

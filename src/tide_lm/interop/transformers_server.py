@@ -1,6 +1,6 @@
-"""transformers' own OpenAI server with the classes of this package, so that no code of a folder is needed.
+"""Run transformers' own OpenAI server with the classes of this package, so that no code of a folder runs.
 
-It takes a class by name from transformers itself.
+The server looks classes up by name in transformers itself.
 """
 
 import os
@@ -14,11 +14,11 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from tide_lm.model import TideForCausalLM
 
-GRACE = 5.0  # seconds from a signal to the end of requests that are under way
+GRACE = 5.0  # seconds that requests have to finish after a signal
 
 
 class Server(uvicorn.Server):
-    """Ends soon after a signal; a thread that generates would otherwise be waited for."""
+    """Ends soon after a signal, instead of waiting for a thread that generates."""
 
     stopped_by = 0
 

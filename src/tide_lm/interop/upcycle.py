@@ -33,7 +33,7 @@ from tide_lm.model.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
 from tide_lm.run import files
 from tide_lm.run.model_card import titled
 
-_AT_ONCE = 1 << 22  # numbers of a table
+_NUMBERS_AT_ONCE = 1 << 22
 _SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
 _BESIDE = re.compile(  # what belongs to a model besides its weights
     r"(generation_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|merges|chat_template)"
@@ -191,7 +191,7 @@ def _made(name: str, shape: tuple[int, ...], named_dtype: str, config: TideConfi
 
     def pieces() -> Iterator[memoryview]:
         if name == "model.memory.weight":
-            at_once = max(1, _AT_ONCE // math.prod(shape[1:]))
+            at_once = max(1, _NUMBERS_AT_ONCE // math.prod(shape[1:]))
             for first in range(0, shape[0], at_once):
                 tokens = range(first, min(first + at_once, shape[0]))
                 rows_UKD = torch.empty(len(tokens), *shape[1:])
@@ -243,10 +243,10 @@ def _write(
 def _card(source: Source, config: TideConfig) -> str:
     here = Path(source.name).is_dir()
     name = Path(source.name).resolve().name if here else source.name
-    told = (
+    text = (
         f"`{name}` as a TIDE model, made with `tide-lm upcycle`. It computes what `{name}` does, to the bit: "
         f"the gains of its memory are 0, and its tables have not been trained. Train it with "
         "`tide-lm train --from`."
     )
     title = f"{name} with {config.num_memory_blocks} memory blocks"
-    return titled(title, [told, ""], base=None if here else source.name)
+    return titled(title, [text, ""], base=None if here else source.name)

@@ -1,6 +1,6 @@
-"""TIDE as the difference from vLLM's Llama: rows are looked up once a step and handed to every layer.
+"""TIDE as the difference from vLLM's Llama: rows are looked up once per step and passed to every layer.
 
-Shapes: N tokens of a step, K blocks, D hidden, d of a head.
+Shapes: N tokens per step, K blocks, D hidden, d per head.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ _OP = "tide_lm::vllm_rows"
 
 
 def residence_of(vllm_config: VllmConfig) -> Residence:
-    """Read from `--additional-config` where rows are."""
+    """Read where rows are from `--additional-config`."""
     given = vllm_config.additional_config
     given = given if isinstance(given, dict) else {}
     if unknown := [name for name in given if name.startswith("tide") and name not in _OPTIONS]:
@@ -45,9 +45,9 @@ def residence_of(vllm_config: VllmConfig) -> Residence:
 
 
 class Memory(nn.Module):
-    """A step's rows as layers receive them: from tables on the device or the host, or from a store.
+    """Looks up a step's rows in tables on the device or the host, or in a store.
 
-    Tables on the device are split by tokens among the GPUs of a model; elsewhere each process has all.
+    Tables on the device are split by tokens among the GPUs of a model; otherwise each process has all rows.
     """
 
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
@@ -79,7 +79,7 @@ class Memory(nn.Module):
 
 @torch.library.custom_op(_OP, mutates_args=["rows_NKD"])
 def _rows(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None:
-    """Packed rows, which the host may have to look up: outside of all graphs."""
+    """Look packed rows up outside of all graphs, since the host may have to do it."""
     stored = get_forward_context().no_compile_layers[memory].stored
     rows_UKD, index_N, _ = stored(ids_N, rows_NKD.dtype)
     rows_NKD.copy_(rows_UKD if index_N is None else rows_UKD[index_N])
@@ -101,7 +101,7 @@ def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
 
 
 class TideAttention(llama.LlamaAttention):
-    """Attention with a row of the token in its values, gated for each head (see model/values.py)."""
+    """Attention that adds a row of the token to its values, gated per head (see model/values.py)."""
 
     def __init__(self, config: TideConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -129,7 +129,7 @@ class TideAttention(llama.LlamaAttention):
 
 
 class MemoryGate(nn.Module):
-    """What was mixed, through a gate, a matrix and a norm (see model/gate.py)."""
+    """Passes the mixed rows through a gate, a matrix and a norm (see model/gate.py)."""
 
     def __init__(self, config: TideConfig) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class TideModel(llama.LlamaModel):
 
 
 class TideForCausalLM(llama.LlamaForCausalLM):
-    """`TideForCausalLM` of a folder, served by vLLM."""
+    """`TideForCausalLM` for vLLM."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
         if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
@@ -230,7 +230,7 @@ class TideForCausalLM(llama.LlamaForCausalLM):
         return TideModel(vllm_config=vllm_config, prefix=prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """vLLM itself does not miss what has a quantisable kind, as tables and routers do."""
+        """Load weights; refuse a checkpoint without memory, which vLLM itself would not miss."""
         loaded = super().load_weights(weights)
         held = {name.replace(".table", "") for name in loaded}
         missing = memory_tensors(self.config).keys() - held
@@ -243,7 +243,7 @@ class TideForCausalLM(llama.LlamaForCausalLM):
 
 
 def _mixed(update_ND: torch.Tensor, logits_NS: torch.Tensor, rows_NKD: torch.Tensor) -> torch.Tensor:
-    """What an FFN adds, and the memory."""
+    """Add the mixed rows to the output of an FFN."""
     return ops.memory_mix(update_ND[None], logits_NS[None], rows_NKD.contiguous())[0]
 
 
@@ -252,7 +252,7 @@ def _replicated(inputs: int, outputs: int) -> ReplicatedLinear:
 
 
 def _flat_tables(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """All blocks of a token as one row of vLLM's embedding."""
+    """Flatten all blocks of a token into one row of vLLM's embedding."""
     for name, weight in weights:
         is_table = name == "memory.weight"
         yield ("memory.table.weight", weight.flatten(1)) if is_table else (name, weight)

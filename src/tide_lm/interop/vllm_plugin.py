@@ -8,7 +8,7 @@ _LOG = logging.getLogger("vllm.tide_lm")
 
 
 def register() -> None:
-    """Tells transformers and vLLM of TIDE. Nothing that fails here may keep vLLM from other models."""
+    """Register TIDE with transformers and vLLM. A failure here must not keep vLLM from other models."""
     from transformers import AutoConfig
     from vllm import ModelRegistry
 
@@ -22,16 +22,16 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The model, when vLLM asks for it."""
+    """Import the model when vLLM asks for it."""
     if name != "TideForCausalLM":
         raise AttributeError(name)
     from vllm import __version__
 
-    told = f"tide-lm knows vLLM {', '.join(KNOWN)}, and this is {__version__}"
+    versions = f"tide-lm knows vLLM {', '.join(KNOWN)}, and this is {__version__}"
     if not __version__.startswith(tuple(f"{known}." for known in KNOWN)):
-        _LOG.warning("%s: if this model does not load, install one of those", told)
+        _LOG.warning("%s: if this model does not load, install one of those", versions)
     try:
         from tide_lm.interop.vllm_model import TideForCausalLM
     except ImportError as error:
-        raise ImportError(f"{told}: install one of those ({error})") from error
+        raise ImportError(f"{versions}: install one of those ({error})") from error
     return TideForCausalLM

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
@@ -37,7 +37,7 @@ def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     count_windows(validation, settings.sequence)
     if model.start:
         _check_same_tokenizer(Path(model.start), folder, train.manifest)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = tokenizers.load(str(folder / "tokenizer"))
     return Inputs(train, validation, tokenizer, FrequencyBins.from_prepared(folder))
 
 
