@@ -45,7 +45,9 @@ def escaped(value: Any) -> Markup:
     """Return a value as text; characters that cannot be seen have a picture or a number."""
     if isinstance(value, Markup):
         return value
-    return Markup(html.escape("".join(map(_visible, str(value)))).translate(_READ_BY_GRADIO))
+    text = str(value)
+    seen = text if text.isprintable() else "".join(map(_visible, text))
+    return Markup(html.escape(seen).translate(_READ_BY_GRADIO))
 
 
 def with_code(message: str) -> Markup:
@@ -111,7 +113,7 @@ LEGENDS = {
 }
 
 
-def facts(text: ReadText, place: int) -> str:
+def facts(text: ReadText, place: int) -> Markup:
     """Return the numbers of a token in words."""
     found = {
         "id": f"{text.ids[place]}",
@@ -120,7 +122,7 @@ def facts(text: ReadText, place: int) -> str:
         "decile": _format(text.deciles[place], ""),
         "on memory": _format(text.on_memory[place], ".2f"),
     }
-    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    return escaped(", ".join(f"{name} {value}" for name, value in found.items() if value))
 
 
 def _format(value: float | None, spec: str) -> str:
