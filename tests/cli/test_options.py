@@ -124,10 +124,10 @@ def test_which_benchmarks_are_run(trained, reached, monkeypatch, tmp_path):
 
 def test_how_text_is_drawn(trained, reached):
     options = ("--max-new-tokens", 5, "--temperature", 0.7, "--top-k", 3, "--top-p", 0.9, "--seed", 2)
-    (_, _, count, sampling, _, _), _ = reached(
-        "serve.text.generate_plainly", "generate", trained, "tide", *options
+    (_, _, prompts, count, sampling, _), _ = reached(
+        "serve.generate.generate", "generate", trained, "tide", "and time", *options
     )
-    assert (count, sampling) == (5, Sampling(0.7, 3, 0.9, 2))
+    assert (prompts, count, sampling) == (["tide", "and time"], 5, Sampling(0.7, 3, 0.9, 2))
 
 
 def test_how_text_is_prepared(records, reached, tmp_path):

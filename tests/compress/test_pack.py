@@ -323,7 +323,7 @@ def test_weights_that_have_changed_since_are_found_by_verify(packed):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StoreError, match="changed since"):
+    with pytest.raises(StoreError, match="changed after"):
         verify(TideForCausalLM.from_pretrained(folder, memory="store"))
 
 

@@ -355,5 +355,5 @@ def test_the_hub_out_of_reach_is_said(model, tokenizer):
 
 def test_without_the_extra_the_install_command_is_named(monkeypatch, records):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ValueError, match=r"pip install 'tide-lm\[eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[eval\]'"):
         lm_eval_tasks.check(str(records), ["boolq"])

@@ -30,5 +30,5 @@ def test_what_weights_and_biases_refuses_is_said_before_anything_is_written(tmp_
 
 def test_without_the_package_it_is_named_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match=r"pip install 'tide-lm\[wandb\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[wandb\]'"):
         Monitor(tmp_path, tensorboard=False, wandb=True)

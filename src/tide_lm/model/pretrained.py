@@ -87,10 +87,11 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         config.validate()
         loading.check_place(config, name, memory)
         held = loading.held_tensors(name, kwargs.get("variant"), kwargs.get("state_dict"), of_hub)
-        loading.check_memory(name, config, held)
-        loading.check_extensions(name, config, held)
-        if not ignore_mismatched_sizes:
-            loading.check_shapes(name, config, held)
+        if config.model_type == TideConfig.model_type:  # what derives from it may have other tensors
+            loading.check_memory(name, config, held)
+            loading.check_extensions(name, config, held)
+            if not ignore_mismatched_sizes:
+                loading.check_shapes(name, config, held)
         store = None
         if config.num_memory_blocks and config.memory_store is not None:
             store = loading.open_store(config, name, **of_hub)
