@@ -15,6 +15,7 @@ A task that is killed, or that runs twice, does no harm: its folder gets its nam
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -58,8 +59,9 @@ class WorkingFolder:
                 f"{self.path} exists, and tide-lm did not make it: move it, or choose another --out"
             )
         shutil.rmtree(self.path, ignore_errors=True)
-        self._encoded.mkdir(parents=True)
+        self.path.mkdir(parents=True)
         mark.write_text(f"`tide-lm prepare` makes {self.out} here, and then leaves only logs.\n")
+        self._encoded.mkdir()
 
     def start(self, work: Work) -> None:
         """Open the folder to tasks, once it has its tokenizer."""
@@ -135,7 +137,7 @@ class EncodedWriter:
     """One split of a task: its tokens in one file, and in another where each document ends."""
 
     def __init__(self, folder: Path, split: str, dtype: str) -> None:
-        self._dtype, self._written, self._ends = stored(dtype), 0, list[int]()
+        self._dtype, self._written, self._ends = stored(dtype), 0, array("q")
         self._tokens, self._path = (folder / f"{split}.bin").open("wb"), folder / f"{split}.ends.npy"
 
     def add(self, tokens: np.ndarray, ends: bool) -> None:

@@ -1,12 +1,13 @@
 """Initialisation, loading and saving of TIDE models, as transformers does it."""
 
+import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
@@ -80,9 +81,13 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             raise ValueError(f"memory_cache_bytes is {memory_cache_bytes!r}: it must be 0 or more, and whole")
         name = str(pretrained_model_name_or_path)
         of_hub = {key: kwargs[key] for key in loading.OF_HUB if key in kwargs}
+        if isinstance(config, PreTrainedConfig) and not isinstance(config, TideConfig):
+            raise ValueError(f"a TIDE model needs a TideConfig, and config is a {type(config).__name__}")
+        if Path(name, "adapter_config.json").is_file():  # PEFT's: the checks are for the model beneath
+            name = json.loads(Path(name, "adapter_config.json").read_text())["base_model_name_or_path"]
         if not isinstance(config, TideConfig):
             config = TideConfig.from_pretrained(config or name, **of_hub)
-            for key in kwargs.keys() & {field.name for field in fields(config)} - {"dtype"}:
+            for key in [key for key in kwargs if "dtype" not in key and hasattr(config, key)]:
                 setattr(config, key, kwargs.pop(key))
         config.validate()
         loading.check_place(config, name, memory)
@@ -95,26 +100,32 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         store = None
         if config.num_memory_blocks and config.memory_store is not None:
             store = loading.open_store(config, name, **of_hub)
-        loaded = super().from_pretrained(
+        model, info = super().from_pretrained(
             pretrained_model_name_or_path,
             *args,
             config=config,
-            ignore_mismatched_sizes=ignore_mismatched_sizes,
-            output_loading_info=output_loading_info,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
             **kwargs,
         )
+        if info["mismatched_keys"] and not ignore_mismatched_sizes:
+            tensor, found, wanted = min(info["mismatched_keys"])
+            raise ValueError(
+                f"{name!r} holds {tensor} of shape {tuple(found)}, and its config calls for {tuple(wanted)}: "
+                "give the config that it was saved with"
+            )
         if store is not None:
-            decoder = (loaded[0] if output_loading_info else loaded).base_model
             residence = Residence(Place(memory or "device"), memory_cache_bytes)
-            decoder.memory.open(store, residence, decoder.embed_tokens.weight.device)
-        return loaded
+            model.base_model.memory.open(store, residence, model.base_model.embed_tokens.weight.device)
+        return (model, info) if output_loading_info else model
 
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Save as transformers does, with the store of a packed model."""
-        if is_main_process and self.config.memory_store is not None:
-            self.base_model.memory.save(Path(save_directory) / self.config.memory_store["file"])
+        memory = self.base_model.memory  # None in a base model, whatever its config says of a store
+        if is_main_process and memory is not None and self.config.memory_store is not None:
+            memory.save(Path(save_directory) / self.config.memory_store["file"])
         # last: it may upload the folder
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
