@@ -98,6 +98,10 @@ def test_layers_of_others_are_left_to_their_own_forward():
     assert why_opaque(model) == "a hook on model.layers.1.mlp"
     hook.remove()
     layer = model.model.layers[1]
-    layer.__class__ = type("OtherLayer", (type(layer),), {"__module__": "elsewhere"})
-    assert why_opaque(model) == "layers of type OtherLayer"
+    kind, layer.mlp.forward = type(layer.mlp), lambda x: x
+    assert why_opaque(model) == f"a changed forward of {kind.__name__}"
+    del layer.mlp.forward
+    for part, name in ((layer.mlp, "OtherFFN"), (layer.self_attn, "OtherAttention"), (layer, "OtherLayer")):
+        part.__class__ = type(name, (type(part),), {"__module__": "elsewhere"})
+        assert why_opaque(model) == f"layers of type {name}"
     assert type(Engine(model).forward) is ModelForward

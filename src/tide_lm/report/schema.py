@@ -59,7 +59,7 @@ SCHEMAS: dict[str, dict] = {
         "tokens": NUMBER,
         "batch": int,
         "sequence": int,
-        "rows": {str: OrNull({"ids": int, **_UPDATES})},
+        "rows": _each(OrNull({"ids": int, **_UPDATES}), *map(str, range(10))),
     },
     "gradients": {
         **_each(DECILES, "embedding_input", "embedding_head", "amplification?"),
@@ -71,14 +71,14 @@ SCHEMAS: dict[str, dict] = {
     },
     "routing": {"text": str, "tokens": [int], "by_layer": [[OrNull([NUMBER, ...]), 11], ...]},
     "layer-drop": {"texts": {str: {"change": [NUMBER, ...], "full": NUMBER, "without_any": NUMBER}}},
-    "distances": {"tables": [str], "distance": MATRIX},
+    "distances": {"tables": [str], "distance": [[NUMBER, ...], ...]},
     "neighbours": {
         "tables": [str],
         **_each({"ids": int, "jaccard": MATRIX}, "rare", "common"),
         "words": {str: {"neighbours": [[str]], "jaccard": [NUMBER]}},
     },
     "compression": {"as_trained": _COMPRESSED["texts"], "forms": [{**_FORM, **_COMPRESSED}]},
-    "footprint": {"blocks": int, "rows": [_each(int, "blocks", "bits", "vram_bytes", "ssd_bytes")]},
+    "footprint": {"blocks": int, "rows": [_each(int, "blocks", "bits", "vram_bytes", "ssd_bytes"), ...]},
 }
 
 

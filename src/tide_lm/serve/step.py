@@ -22,9 +22,12 @@ def why_opaque(model: PreTrainedModel) -> str | None:
     if hooked := [name for name, part in model.named_modules() if _has_hooks(part)]:
         return f"a hook on {hooked[0] or 'the model'}"
     known = "tide_lm.", "transformers.", "torch.", "builtins"
-    kinds = [kind for layer in model.model.layers for kind in type(layer).__mro__]
+    parts = [part for layer in model.model.layers for part in (layer, layer.self_attn, layer.mlp)]
+    kinds = [kind for part in parts for kind in type(part).__mro__]
     if others := [kind for kind in kinds if not kind.__module__.startswith(known)]:
         return f"layers of type {others[0].__name__}"
+    if patched := [part for part in parts if "forward" in vars(part)]:
+        return f"a changed forward of {type(patched[0]).__name__}"
     return None
 
 
