@@ -205,5 +205,7 @@ refuse(TideForCausalLM.from_pretrained, "me/tide", revision="0" * 40)
     assert source.startswith(
         "ValueError me/missing cannot be opened as a model (404 Client Error. Repository"
     )
-    assert source.endswith("a folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub")
+    assert source.endswith(
+        "a folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
+    )
     assert revision.startswith(f"OSError {'0' * 40} is not a valid git identifier")
