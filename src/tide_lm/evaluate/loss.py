@@ -15,17 +15,17 @@ def held_out_loss(
     per_token: PerToken,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     bins: FrequencyBins,
-    add_up: Callable[[torch.Tensor], object] = lambda tensor: None,
+    all_sum: Callable[[torch.Tensor], object] = lambda tensor: None,
 ) -> dict[str, Any]:
     """Return the mean loss of `(inputs, targets)` batches, per decile and for rare, mid and common tokens.
 
-    `per_token` gives the loss of each target. Where processes have batches of their own, `add_up` sums a
+    `per_token` gives the loss of each target. Where processes have batches of their own, `all_sum` sums a
     tensor over them in place.
     """
     losses = LossByBin(bins)
     for inputs, targets in batches:
         losses_N = per_token(inputs, targets)
         losses.add(losses_N, targets.flatten().to(losses_N.device))
-    add_up(losses.sums_R)
-    add_up(losses.counts_R)
+    all_sum(losses.sums_R)
+    all_sum(losses.counts_R)
     return losses.result()

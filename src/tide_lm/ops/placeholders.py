@@ -24,7 +24,10 @@ class Placeholder(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Placeholders:
-    """Those of all layers; not a tuple, since FSDP walks through tuples that a layer is given for tensors,
-    and must leave those of other layers alone."""
+    """The placeholders of all layers.
+
+    They are not a bare tuple: FSDP looks for tensors in the tuples that a layer is given, and must leave
+    those of other layers alone.
+    """
 
     of_layers: tuple[Placeholder, ...]
