@@ -92,7 +92,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         config.validate()
         loading.check_place(config, name, memory)
         held = loading.held_tensors(name, kwargs.get("variant"), kwargs.get("state_dict"), of_hub)
-        if config.model_type == TideConfig.model_type:  # what derives from it may have other tensors
+        if type(config).model_type == TideConfig.model_type:  # what derives from it may have other tensors
             loading.check_memory(name, config, held)
             loading.check_extensions(name, config, held)
             if not ignore_mismatched_sizes:
