@@ -86,7 +86,8 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         if Path(name, "adapter_config.json").is_file():  # PEFT's: the checks are for the model beneath
             name = json.loads(Path(name, "adapter_config.json").read_text())["base_model_name_or_path"]
         if not isinstance(config, TideConfig):
-            config = TideConfig.from_pretrained(config or name, **of_hub)
+            # not by from_pretrained, which forgets the token in transformers 5.17
+            config = TideConfig.from_dict(TideConfig.get_config_dict(config or name, **of_hub)[0])
             for key in [key for key in kwargs if "dtype" not in key and hasattr(config, key)]:
                 setattr(config, key, kwargs.pop(key))
         config.validate()
