@@ -290,7 +290,6 @@ def test_many_threads_read_at_once(store):
 
     def both(tokens):
         found = np.zeros((len(tokens), ROW), np.uint8)
-        cached.prefetch(tokens)
         cached.fetch(tokens, found)
         return np.array_equal(read(file, tokens), rows[tokens]) and np.array_equal(found, rows[tokens])
 
@@ -303,7 +302,6 @@ def _reads_all(file: StoreFile, cached: StoredRows, rows: np.ndarray) -> None:
     found, tokens = np.zeros_like(rows), np.arange(50)
     cached.fetch(tokens, found)
     for _ in range(20):
-        cached.prefetch(tokens)
         cached.fetch(tokens, found)
         if not np.array_equal(found, rows) or not np.array_equal(read(file, range(50)), rows):
             os._exit(1)
@@ -318,7 +316,6 @@ def test_two_processes_read_at_once(store, kind):
     if kind == "fork":
         file, cached = StoreFile(path), StoredRows(StoreFile(path), 9 * ROW)
         read(file, range(50))
-        cached.prefetch(np.arange(50))
         cached.fetch(np.arange(50), np.zeros_like(rows))
         children = [context.Process(target=_reads_all, args=(file, cached, rows)) for _ in range(2)]
     else:
@@ -396,47 +393,26 @@ def test_an_interrupt_leaves_no_token_with_the_row_of_another(store):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_a_child_does_not_wait_for_what_its_parent_reads_ahead(store, monkeypatch):
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(store, monkeypatch):
     path, rows = store
-    cached = StoredRows(StoreFile(path), 0)
-    read_rows, parent = cached.file.read, os.getpid()
+    cached = StoredRows(StoreFile(path), 9 * ROW)
+    read_rows, parent, begun = cached.file.read, os.getpid(), threading.Event()
 
     def slowly(tokens):
+        begun.set()
         time.sleep(1 if os.getpid() == parent else 0)
         return read_rows(tokens)
 
     monkeypatch.setattr(cached.file, "read", slowly)
-    cached.prefetch(np.array([5]))
+    reading = threading.Thread(target=fetch, args=(cached, [5]))
+    reading.start()
+    begun.wait(600)
     child = multiprocessing.get_context("fork").Process(target=_reads_all, args=(cached.file, cached, rows))
     child.start()
     child.join(600)
     child.kill()
+    reading.join()
     assert child.exitcode == 0
-
-
-def test_of_what_is_read_ahead_only_a_part_may_be_asked_for(store):
-    path, rows = store
-    cached = StoredRows(StoreFile(path), 0)
-    cached.prefetch(np.array([5, 9, 12]))
-    assert np.array_equal(fetch(cached, [5, 12]), rows[[5, 12]])
-    assert cached.counters.bytes == 3 * ROW
-    cached.prefetch(np.array([5, 9]))
-    assert np.array_equal(fetch(cached, [2, 9, 30]), rows[[2, 9, 30]])
-    assert cached.counters.bytes == 7 * ROW
-
-
-def test_a_row_that_nobody_asks_for_may_be_damaged(store):
-    path, rows = store
-    with path.open("r+b") as file:
-        file.seek(int(StoreFile(path).header.row_at(np.array([9]))[0]))
-        file.write(bytes(9))
-    cached = StoredRows(StoreFile(path), 0)
-    for wanted in ([5], [2, 5]):
-        cached.prefetch(np.array([5, 9]))
-        assert np.array_equal(fetch(cached, wanted), rows[wanted])
-    cached.prefetch(np.array([5, 9]))
-    with pytest.raises(StoreError, match="the row of token 9 is damaged"):
-        fetch(cached, [5, 9])
 
 
 def test_a_batch_that_is_larger_than_the_cache_takes_no_place_of_its_own_rows(store):
@@ -459,28 +435,6 @@ def test_no_section_is_read_before_the_header_is_compared(tmp_path):
         StoreFile(tmp_path / "rows.tide").check_model(blocks=3)
 
 
-def test_what_is_no_longer_wanted_is_not_read(store, monkeypatch):
-    path, _ = store
-    cached = StoredRows(StoreFile(path), 0)
-    asked, read_rows = [], cached.file.read
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slowly(tokens):
-        asked.append(tokens.tolist())
-        begun.set()
-        go_on.wait(600)
-        return read_rows(tokens)
-
-    monkeypatch.setattr(cached.file, "read", slowly)
-    cached.prefetch(np.array([0]))
-    begun.wait(600)
-    for token in range(1, 9):
-        cached.prefetch(np.array([token]))
-    go_on.set()
-    fetch(cached, [8])
-    assert asked == [[0], [8]]
-
-
 def test_without_counts_the_cache_begins_empty(tmp_path):
     rows = written(tmp_path / "rows.tide")
     cached = StoredRows(StoreFile(tmp_path / "rows.tide"), 3 * ROW)
@@ -497,35 +451,6 @@ def test_any_budget_gives_the_same_rows(store, cache):
         assert np.array_equal(fetch(cached, tokens), rows[list(tokens)])
     with pytest.raises(ValueError, match="the cache has -1 bytes"):
         StoredRows(StoreFile(path), -1)
-
-
-def test_what_is_read_ahead_is_not_waited_for(store):
-    path, rows = store
-    cached = StoredRows(StoreFile(path), 0)
-    cached.prefetch(np.array([5, 9]))
-    until = time.monotonic() + 600
-    while not cached._ahead[1].done() and time.monotonic() < until:
-        time.sleep(0.001)
-    assert np.array_equal(fetch(cached, [5, 9]), rows[[5, 9]])
-    assert (cached.counters.waits, cached.counters.misses) == (0, 2)
-    cached.prefetch(np.array([5, 9]))
-    assert np.array_equal(fetch(cached, [5, 10]), rows[[5, 10]])  # not what was asked for
-    assert cached.counters.waits == 1
-
-
-def test_what_fails_ahead_fails_when_it_is_asked_for_and_works_after(store, monkeypatch):
-    path, rows = store
-    cached, read_at = StoredRows(StoreFile(path), 0), os.preadv
-
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(reader.os, "preadv", fail)
-    cached.prefetch(np.array([5]))
-    with pytest.raises(StoreError, match="token 5 cannot be read"):
-        fetch(cached, [5])
-    monkeypatch.setattr(reader.os, "preadv", read_at)
-    assert np.array_equal(fetch(cached, [5]), rows[[5]])
 
 
 def test_a_row_has_a_place_in_the_cache_until_the_next(store):

@@ -96,7 +96,7 @@ def print_reads(opened: "OpenedModel") -> None:
     if reads is not None and reads.hits + reads.misses:
         typer.echo(
             f"rows from the store: {reads.hits:,} were in memory and {reads.misses:,} were read, "
-            f"{reads.bytes / 1e6:,.1f} MB; {reads.waits:,} waits, {reads.seconds:.2f} s",
+            f"{reads.bytes / 1e6:,.1f} MB in {reads.seconds:.2f} s",
             err=True,
         )
 

@@ -7,8 +7,6 @@ import torch
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tide_lm.model.stored import ReadAhead
-
 try:
     from transformers.modeling_utils import slice_logits_to_keep
 except ImportError:  # transformers 5.17 knows a count or a list of positions only
@@ -25,22 +23,9 @@ class TideCausalLMOutputWithPast(CausalLMOutputWithPast):
 
 
 class TideGeneration(GenerationMixin):
-    """Read the rows of a packed model as soon as a token is sampled."""
+    """Generation that looks the memory up for each new token."""
 
-    def generate(
-        self,
-        inputs: torch.Tensor | None = None,
-        generation_config: Any = None,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("memory") is not None:
             raise ValueError("generate looks the memory up for each new token: leave memory= out")
-        memory = self.model.memory
-        if memory is not None and memory.in_file:
-            stopping_criteria = [ReadAhead(memory), *(stopping_criteria or [])]
-        return super().generate(
-            inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
-        )
+        return super().generate(*args, **kwargs)

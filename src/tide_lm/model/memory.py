@@ -52,7 +52,6 @@ class MemorySource(nn.Module):
 
     header: Header | None = None  # of the store that packed rows come from
     on_device = True  # so that a step on the device can look rows up by itself
-    in_file = False  # so that rows are read when they are asked for
 
     def rows_of(self, ids_U: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a row for each id; packed rows in this type, tables in their own."""
@@ -71,9 +70,6 @@ class MemorySource(nn.Module):
     def row_bytes(self, ids_1: torch.Tensor) -> RowBytes | None:
         """Return where a kernel finds the rows of a token by itself; None if the host has to decode them."""
         return RowBytes(self.weight.flatten(1).view(torch.uint8), ids_1, gains_KD=self.norm.weight)
-
-    def prefetch(self, input_ids: torch.Tensor) -> None:
-        """Begin to read rows that will be looked up next."""
 
     def save(self, store: Path) -> None:
         """Save packed rows, which a checkpoint's tensors do not hold."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import StoppingCriteria
 
 from tide_lm.model.memory import Memory, MemorySource
 from tide_lm.ops.decode import RowBytes
@@ -72,10 +71,6 @@ class StoredMemory(MemorySource):
     def on_device(self) -> bool:  # type: ignore[override]
         return self.bytes_VR is not None
 
-    @property
-    def in_file(self) -> bool:  # type: ignore[override]
-        return self.rows is not None
-
     def directions(self, ids_U: torch.Tensor) -> torch.Tensor:
         return self.rows_of(ids_U).float()
 
@@ -127,10 +122,6 @@ class StoredMemory(MemorySource):
         tables = {name: array.to(ids_1.device) for name, array in self._for_kernel.items()}
         return RowBytes(bytes_VR, which_1, **tables)
 
-    def prefetch(self, input_ids: torch.Tensor) -> None:
-        if self.rows is not None:
-            self.rows.prefetch(np.unique(input_ids.cpu().numpy()))
-
     def save(self, store: Path) -> None:
         """Copy the store, unless it is there."""
         if self.file is None:
@@ -160,14 +151,3 @@ class StoredMemory(MemorySource):
             np.take(self._host_VR, tokens_U, 0, out=staged_UR.numpy())
         index_BT = torch.from_numpy(index_N.reshape(input_ids_BT.shape)).to(device)
         return staged_UR.to(device, non_blocking=device.type == "cuda"), index_BT
-
-
-class ReadAhead(StoppingCriteria):
-    """Stops nothing: it is called as soon as tokens are sampled, and begins to read their rows."""
-
-    def __init__(self, memory: MemorySource) -> None:
-        self.memory = memory
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        self.memory.prefetch(input_ids[:, -1])
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,20 +31,6 @@ _READS_UNDER_WAY = 256  # with more, the disk would idle while checksums are cal
 _FEW = 2  # rows that this thread reads one after the other
 
 
-class _Threads:
-    """A pool of threads per process, since threads do not live on in a child."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self.count, self.name = count, name
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
-
-    def __call__(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._process != os.getpid():
-            self._pool, self._process = ThreadPoolExecutor(self.count, self.name), os.getpid()
-        return self._pool
-
-
 class StoreFile:
     """An open store; any number of threads may read it.
 
@@ -52,7 +38,7 @@ class StoreFile:
     """
 
     def __init__(self, path: Path, direct: bool = True) -> None:
-        self.path, self._threads = path.absolute(), _Threads(THREADS, "tide-store")
+        self.path = path.absolute()
         with self._naming(), path.open("rb") as file:
             self.header = read_header(file, os.fstat(file.fileno()).st_size)
             self._plain = os.dup(file.fileno())
@@ -113,8 +99,9 @@ class StoreFile:
         elif (reads := self._async_reads()) is not None:
             self._read_at_once(batch, reads)
         else:
-            cuts = np.linspace(0, len(tokens_U), min(self._threads.count, len(tokens_U)) + 1).astype(int)
-            list(self._threads().map(lambda cut: batch.read_each(slice(*cut)), pairwise(cuts)))
+            cuts = np.linspace(0, len(tokens_U), min(THREADS, len(tokens_U)) + 1).astype(int)
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(lambda cut: batch.read_each(slice(*cut)), pairwise(cuts)))
         self._check(tokens_U, batch)
         return batch.rows()
 
@@ -236,12 +223,11 @@ def _open_rows(descriptor: int, direct: bool) -> tuple[int, bool]:
 
 @dataclass
 class Counters:
-    """Counts of rows that were in memory and that were not, of bytes read, and of waits for them."""
+    """Counts of rows that were in memory and that were not, of bytes read, and of seconds that it took."""
 
     hits: int = 0
     misses: int = 0
     bytes: int = 0
-    waits: int = 0
     seconds: float = 0.0
 
 
@@ -262,8 +248,7 @@ class StoredRows:
         )  # the system allocates pages when they are used
         self._places: OrderedDict[int, int] = OrderedDict()  # by token, the least recently used first
         self._free = list(range(places))
-        self._reader = _Threads(1, "tide-ahead")
-        self._begin_in_process()
+        self._locks: dict[int, threading.Lock] = {}
         if "counts" in header.sections:
             by_count = np.argsort(-file.section("counts").astype(np.float64), kind="stable")[:places]
             for some in np.array_split(by_count[::-1], -(-places // _ROWS_PER_READ)) if places else ():
@@ -272,16 +257,13 @@ class StoredRows:
     def __reduce__(self) -> tuple[type, tuple[StoreFile, int]]:
         return StoredRows, (self.file, self.cache_bytes)
 
-    def _begin_in_process(self) -> None:
-        """Make a new lock, and forget what was read ahead: a child process has no thread of its parent."""
-        self._process, self._lock = os.getpid(), threading.Lock()
-        self._ahead: tuple[np.ndarray, Future[np.ndarray]] | None = None
+    def _lock(self) -> threading.Lock:
+        """Return this process's lock: a child must not wait for a thread of its parent."""
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def fetch(self, tokens_U: np.ndarray, into_UR: np.ndarray) -> None:
         """Copy the rows of ascending tokens, each given once."""
-        if self._process != os.getpid():
-            self._begin_in_process()
-        with self._lock:
+        with self._lock():
             places = [self._places.get(token) for token in tokens_U.tolist()]
             known_U = np.array([place is not None for place in places], bool)
             into_UR[known_U] = self.cached_CR[[place for place in places if place is not None]]
@@ -291,36 +273,26 @@ class StoredRows:
             self.counters.hits += len(tokens_U) - len(missed)
             self.counters.misses += len(missed)
             if len(missed):
-                into_UR[~known_U] = rows = self._awaited(missed)
+                into_UR[~known_U] = rows = self._read(missed)
                 self._keep(missed, rows, len(self.cached_CR) - int(known_U.sum()))
 
     def place_of(self, token: int) -> int:
         """Return the place of a token's row in `cached_CR`, which has room for one; read it if need be."""
-        with self._lock:
+        with self._lock():
             if token in self._places:
                 self._places.move_to_end(token)
                 self.counters.hits += 1
             else:
                 tokens_1 = np.array([token])
                 self.counters.misses += 1
-                self._keep(tokens_1, self._awaited(tokens_1), 1)
+                self._keep(tokens_1, self._read(tokens_1), 1)
             return self._places[token]
 
     def move_to(self, array_CR: np.ndarray) -> None:
         """Move the cache into an array of its shape, such as one that a GPU can read."""
-        with self._lock:
+        with self._lock():
             array_CR[:] = self.cached_CR
             self.cached_CR = array_CR
-
-    def prefetch(self, tokens_U: np.ndarray) -> None:
-        """Begin to read rows that may be asked for next, and forget what was begun before."""
-        if self._process != os.getpid():
-            self._begin_in_process()
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead[1].cancel()
-            missed = np.array([token for token in tokens_U.tolist() if token not in self._places], np.int64)
-            self._ahead = (missed, self._reader().submit(self._read, missed)) if len(missed) else None
 
     def _keep(self, tokens_U: np.ndarray, rows_UR: np.ndarray, most: int) -> None:
         """Keep rows in free places, and evict the least recently used rows for others.
@@ -337,29 +309,9 @@ class StoredRows:
         del self._free[:wanted]
         self._places.update(zip(tokens_U[kept].tolist(), places, strict=True))
 
-    def _awaited(self, tokens: np.ndarray) -> np.ndarray:
-        """Return rows that were read ahead, and read the rest."""
-        started, ahead, self._ahead = time.perf_counter(), self._ahead, None
-        known = np.zeros(len(tokens), bool) if ahead is None else np.isin(tokens, ahead[0])
-        if ahead is None or not known.any():
-            if ahead is not None:
-                ahead[1].cancel()
-            rows, waited = self._read(tokens), True
-        else:
-            waited = not (known.all() and ahead[1].done())
-            rows = np.empty((len(tokens), self.cached_CR.shape[1]), np.uint8)
-            if not known.all():
-                rows[~known] = self._read(tokens[~known])
-            if ahead[1].exception() is None:
-                rows[known] = ahead[1].result()[np.searchsorted(ahead[0], tokens[known])]
-            else:  # perhaps because of a row that nobody asks for
-                rows[known], waited = self._read(tokens[known]), True
-        if waited:
-            self.counters.waits += 1
-            self.counters.seconds += time.perf_counter() - started
-        return rows
-
     def _read(self, tokens: np.ndarray) -> np.ndarray:
+        started = time.perf_counter()
         rows = self.file.read(tokens)
         self.counters.bytes += rows.size
+        self.counters.seconds += time.perf_counter() - started
         return rows
