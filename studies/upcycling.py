@@ -113,7 +113,7 @@ def _further(plan: Plan, way: Way, seed: int) -> dict[str, Any]:
         memory = {"num_memory_blocks": plan.blocks, "memory_values": True, **way.memory}
         upcycled = plan.scratch / f"start-{slug}"
         if not upcycled.exists():
-            upcycle(open_source(str(start)), upcycled, memory, seed, lambda total: lambda n: None)
+            upcycle(open_source(str(start)), upcycled, memory, seed)
         start = upcycled
     validation = _train(plan.further(way, seed, start), plan.scratch / slug)
     return {"way": way.name, "seed": seed, "about": asdict(way), "validation": validation}

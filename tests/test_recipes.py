@@ -208,4 +208,4 @@ def test_upcycle(place):
     assert {"model.memory.weight", "model.memory.norm.weight"} <= moved
     assert not any("_proj" in name or "embed" in name or "layernorm" in name for name in moved)
     with pytest.raises(ValueError, match="give --anyway to drop the memory"):
-        strip(open_source(str(place / "runs/memory/export")), place / "refused", False, lambda total: print)
+        strip(open_source(str(place / "runs/memory/export")), place / "refused")

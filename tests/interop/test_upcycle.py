@@ -48,7 +48,7 @@ def llama(**changes) -> LlamaForCausalLM:
 
 def upcycled(folder, out, seed=0, **memory) -> TideForCausalLM:
     settings = {"num_memory_blocks": 4} | memory
-    upcycle(open_source(str(folder)), out, settings, seed, lambda total: lambda n: None)
+    upcycle(open_source(str(folder)), out, settings, seed)
     return TideForCausalLM.from_pretrained(out).eval()
 
 
@@ -69,7 +69,7 @@ def test_logits_are_the_same_to_the_bit_and_so_is_the_way_back(tmp_path, kind, d
         assert torch.equal(found(IDS).logits, model(IDS).logits)
     plain = [tokens for (tokens,) in Engine(found).generate([[1, 2, 3]], 8)]
     assert plain == [tokens for (tokens,) in Engine(model).generate([[1, 2, 3]], 8)]
-    strip(open_source(str(out)), tmp_path / "again", False, lambda total: lambda count: None)
+    strip(open_source(str(out)), tmp_path / "again")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
     assert type(again) is LlamaForCausalLM
     assert torch.equal(again(IDS).logits, model(IDS).logits)
@@ -85,7 +85,7 @@ def test_a_large_model_is_written_in_several_files(tmp_path, monkeypatch):
     found = upcycled(tmp_path / "llama", tmp_path / "tide")
     assert len(list((tmp_path / "tide").glob("model-*-of-*.safetensors"))) > 2
     assert torch.equal(found(IDS).logits, model(IDS).logits)
-    strip(open_source(str(tmp_path / "tide")), tmp_path / "again", False, lambda total: lambda count: None)
+    strip(open_source(str(tmp_path / "tide")), tmp_path / "again")
     assert torch.equal(
         AutoModelForCausalLM.from_pretrained(tmp_path / "again")(IDS).logits, model(IDS).logits
     )
@@ -94,8 +94,7 @@ def test_a_large_model_is_written_in_several_files(tmp_path, monkeypatch):
 def test_tables_do_not_depend_on_how_many_rows_are_made_at_once(tmp_path, monkeypatch):
     llama().save_pretrained(tmp_path / "llama")
     whole = upcycled(tmp_path / "llama", tmp_path / "whole").model.memory.weight
-    monkeypatch.setattr("tide_lm.interop.upcycle._NUMBERS_AT_ONCE", 10 * 4 * 32)
-    monkeypatch.setattr(streamed_tensors, "_BYTES_PER_READ", 1000)
+    monkeypatch.setattr(streamed_tensors, "_NUMBERS_PER_PIECE", 10 * 4 * 32)
     parts = upcycled(tmp_path / "llama", tmp_path / "parts")
     assert torch.equal(parts.model.memory.weight, whole)
     assert torch.equal(parts(IDS).logits, llama()(IDS).logits)
@@ -123,7 +122,7 @@ def test_a_head_that_is_tied_in_name_alone_is_kept(tmp_path):
         found = upcycled(tmp_path / "llama", out)
         assert torch.equal(found(IDS).logits, expected(IDS).logits)
         assert found.config.tie_word_embeddings is torch.equal(head, weights["model.embed_tokens.weight"])
-        strip(open_source(str(out)), out.with_suffix(".llama"), False, lambda total: lambda count: None)
+        strip(open_source(str(out)), out.with_suffix(".llama"))
         again = AutoModelForCausalLM.from_pretrained(out.with_suffix(".llama"))
         assert torch.equal(again(IDS).logits, expected(IDS).logits)
 
@@ -297,7 +296,13 @@ def test_models_of_other_kinds_are_refused(tmp_path, tiny_model):
             open_source(str(tmp_path / "biased"))
     llama().save_pretrained(tmp_path / "llama")
     with pytest.raises(ValueError, match="a Llama already"):
-        strip(open_source(str(tmp_path / "llama")), tmp_path / "out", False, lambda total: lambda count: None)
+        strip(open_source(str(tmp_path / "llama")), tmp_path / "out")
+
+
+def test_errors_name_the_model_of_the_hub_and_not_its_place_here(tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.interop.upcycle.snapshot_download", lambda *_, **__: tmp_path)
+    with pytest.raises(ValueError, match="^me/mine cannot be opened as a model"):
+        open_source("me/mine")
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ from tide_lm.interop.upcycle import open_source, upcycle
 from tide_lm.model import TideForCausalLM
 AutoModelForCausalLM.from_pretrained(f"{local}/llama").push_to_hub("me/llama")
 source = open_source("me/llama")
-upcycle(source, Path("tide"), {"num_memory_blocks": 3}, 0, lambda total: lambda done: None)
+upcycle(source, Path("tide"), {"num_memory_blocks": 3}, 0)
 HfApi().create_repo("me/tide")
 HfApi().upload_folder(repo_id="me/tide", folder_path="tide")
 model = TideForCausalLM.from_pretrained("me/tide")

@@ -48,7 +48,7 @@ def llama(prepared, tokenizer, tmp_path_factory):
 def tide(llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("upcycled") / "tide"
     memory = {"num_memory_blocks": 3, "memory_values": True}
-    upcycle(open_source(str(llama)), folder, memory, 0, lambda total: lambda count: None)
+    upcycle(open_source(str(llama)), folder, memory, 0)
     return folder
 
 

@@ -9,7 +9,6 @@ Shapes: U some tokens, K blocks, D hidden.
 import copy
 import json
 import math
-import operator
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from huggingface_hub import snapshot_download, split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
@@ -33,7 +31,6 @@ from tide_lm.model.streamed_tensors import DTYPES, INDEX, Streamed, weight_files
 from tide_lm.run import files
 from tide_lm.run.model_card import titled
 
-_NUMBERS_AT_ONCE = 1 << 22
 _SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
 _BESIDE = re.compile(  # what belongs to a model besides its weights
     r"(generation_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|merges|chat_template)"
@@ -67,7 +64,7 @@ class Source:
         head, embedding = (self.tensors.get(f"{name}.weight") for name in ("lm_head", "model.embed_tokens"))
         if head is None or embedding is None or not self.config.tie_word_embeddings:
             return self.config.tie_word_embeddings
-        return head.dtype == embedding.dtype and all(map(operator.eq, head.pieces(), embedding.pieces()))
+        return head.dtype == embedding.dtype and all(map(torch.equal, head.pieces(), embedding.pieces()))
 
 
 def open_source(model: str) -> Source:
@@ -75,7 +72,7 @@ def open_source(model: str) -> Source:
     with naming(model):
         here = Path(model).is_dir()
         folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_KINDS))
-    config = open_config(str(folder))
+    config = open_config(str(folder), model)
     if config.model_type not in ("llama", "tide"):
         raise ValueError(f"{model} is a model of type {config.model_type!r}: give a Llama or a TIDE model")
     if getattr(config, "quantization_config", None):
@@ -96,11 +93,11 @@ def upcycle(
     out: Path,
     memory: Mapping[str, Any],
     seed: int,
-    begin: Begin,
+    begin: Begin = lambda total: lambda written: None,
 ) -> Written:
     """Write a TIDE model with the `memory` of these settings, whole or not at all.
 
-    `begin` takes the total of bytes and returns a function that takes the bytes of each write.
+    For progress, `begin` is called with the bytes to write, and what it returns with the bytes of each write.
     """
     if getattr(source.config, "num_memory_blocks", 0):
         raise ValueError(f"{source.name} is a TIDE model already, with K = {source.config.num_memory_blocks}")
@@ -122,7 +119,9 @@ def upcycle(
     return _write(source, out, tensors | made, config, begin, _card(source, config))
 
 
-def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
+def strip(
+    source: Source, out: Path, anyway: bool = False, begin: Begin = lambda total: lambda written: None
+) -> Written:
     """Write a TIDE model's Llama; unless `anyway`, refuse a memory that adds something."""
     if not isinstance(source.config, TideConfig):
         raise ValueError(f"{source.name} is a Llama already, and has nothing to strip")
@@ -130,7 +129,7 @@ def strip(source: Source, out: Path, anyway: bool, begin: Begin) -> Written:
         if source.config.memory_store is not None:
             raise ValueError(f"{source.name} is packed, and its memory in use: give --anyway to drop it")
         gains = source.tensors.get("model.memory.norm.weight")
-        if gains is None or any(np.frombuffer(piece, np.uint8).any() for piece in gains.pieces()):
+        if gains is None or any(piece.any() for piece in gains.pieces()):
             raise ValueError(
                 f"the memory of {source.name} is in use (its gains are not 0), so its Llama computes "
                 "something else: give --anyway to drop the memory"
@@ -170,6 +169,10 @@ def _checked(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     of_memory = memory_tensors(config) if isinstance(config, TideConfig) else {}
     left = re.compile(r"rotary_emb\.inv_freq$" + (r"|^lm_head\." if source.is_tied else ""))
     for name, tensor in source.tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise ValueError(
+                f"{source.name} holds {name} as {tensor.dtype}: only {', '.join(DTYPES)} are known"
+            )
         if name not in shapes and name not in of_memory and not left.search(name):
             raise ValueError(
                 f"{source.name} holds {name}, which its config.json does not call for: correct that file, or "
@@ -189,24 +192,18 @@ def _made(name: str, shape: tuple[int, ...], named_dtype: str, config: TideConfi
     """Make a tensor of the memory: tables and routers are drawn, and gains are 0."""
     dtype = DTYPES[named_dtype]
 
-    def pieces() -> Iterator[memoryview]:
+    def pieces() -> Iterator[torch.Tensor]:
         if name == "model.memory.weight":
-            at_once = max(1, _NUMBERS_AT_ONCE // math.prod(shape[1:]))
-            for first in range(0, shape[0], at_once):
-                tokens = range(first, min(first + at_once, shape[0]))
+            for tokens in streamed_tensors.row_ranges(shape):
                 rows_UKD = torch.empty(len(tokens), *shape[1:])
                 draw_table(rows_UKD, tokens, seed, config.initializer_range)
-                yield _bytes(rows_UKD.to(dtype))
+                yield rows_UKD.to(dtype)
         elif name == "model.memory.norm.weight":
-            yield _bytes(torch.zeros(shape, dtype=dtype))
+            yield torch.zeros(shape, dtype=dtype)
         else:
-            yield _bytes((torch.from_numpy(normal(seed, name, shape)) * config.initializer_range).to(dtype))
+            yield (torch.from_numpy(normal(seed, name, shape)) * config.initializer_range).to(dtype)
 
     return Streamed(named_dtype, shape, pieces)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
 
 
 def _write(

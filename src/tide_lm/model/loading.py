@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from transformers.utils import cached_file
 
 from tide_lm.model.config import TideConfig
 from tide_lm.model.extensions import EXTENSIONS
-from tide_lm.model.streamed_tensors import weight_files
+from tide_lm.model.streamed_tensors import read, weight_files
 from tide_lm.spec.config import Place
 from tide_lm.store.format import StoreError
 from tide_lm.store.reader import StoreFile
@@ -51,8 +50,7 @@ def held_tensors(
     else:
         found = {}
         for path in weight_files(model, variant, **of_hub):
-            with safe_open(path, "pt") as file:
-                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            found |= {name: tensor.shape for name, tensor in read(path).items()}
     has_prefix = any(name.startswith("model.") for name in found)
     return found if has_prefix else {f"model.{name}": shape for name, shape in found.items()}
 

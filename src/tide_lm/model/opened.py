@@ -214,9 +214,9 @@ def _check_place(run: Path, model: str) -> None:
             raise ValueError(f"{run} holds results of {other}: give another place for {model} with --run")
 
 
-def open_config(folder: str) -> PreTrainedConfig:
-    """Read a model's configuration; no code of its folder runs."""
-    with naming(folder):
+def open_config(folder: str, name: str | None = None) -> PreTrainedConfig:
+    """Read a model's configuration; no code of its folder runs. Errors give the model's name."""
+    with naming(name or folder):
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 

@@ -63,20 +63,16 @@ def _streamed(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Streamed
     assert parameter.dtype == torch.float32
     memory, shape = sharded_memory(model), tuple(parameter.shape)
     if memory is None or parameter is not memory.weight:
-        return Streamed("F32", shape, lambda: [_data(_full(parameter))])
+        return Streamed("F32", shape, lambda: [_full(parameter)])
     ids_V = torch.arange(memory.vocabulary)
     own_V = ids_V if process_group.is_first() else ids_V[:0]
     pieces = range(0, memory.vocabulary, _PIECE_ROWS)
     return Streamed(
         "F32",
         (memory.vocabulary, *shape[1:]),
-        lambda: (_data(memory.read(parameter, own_V[start : start + _PIECE_ROWS])) for start in pieces),
+        lambda: (memory.read(parameter, own_V[start : start + _PIECE_ROWS]) for start in pieces),
     )
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-
-
-def _data(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().numpy().data
