@@ -148,12 +148,11 @@ def test_a_token_beyond_the_vocabulary_is_no_damaged_row(packed, place):
             model.model.memory(torch.tensor([[3, token]]))
 
 
-def test_the_store_and_the_shim_are_among_what_is_pushed_to_the_hub(packed):
+def test_the_store_is_among_what_is_pushed_to_the_hub(packed):
     """Files that are as old as before the weights were written are not uploaded with them."""
     model = TideForCausalLM.from_pretrained(packed[1], memory="store")
     assert STORE not in model._get_files_timestamps(packed[1])
     assert "model.safetensors" in model._get_files_timestamps(packed[1])
-    assert "modeling_tide.py" not in model.config._get_files_timestamps(packed[1])
 
 
 def test_other_processes_write_no_store(packed, tmp_path):

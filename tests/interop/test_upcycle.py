@@ -301,7 +301,7 @@ def test_models_of_other_kinds_are_refused(tmp_path, tiny_model):
 
 def test_errors_name_the_model_of_the_hub_and_not_its_place_here(tmp_path, monkeypatch):
     monkeypatch.setattr("tide_lm.interop.upcycle.snapshot_download", lambda *_, **__: tmp_path)
-    with pytest.raises(ValueError, match="^me/mine cannot be opened as a model"):
+    with pytest.raises(ValueError, match=r"^me/mine cannot be opened as a model"):
         open_source("me/mine")
 
 

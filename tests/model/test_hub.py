@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -109,6 +110,12 @@ print(AutoTokenizer.from_pretrained("me/mine")("every layer").input_ids)
     for name, kept in found.items():
         assert torch.equal(kept, wanted[name.split()[0]]), name
     assert json.loads(said[-1]) == tokenizer("every layer").input_ids
+
+    shutil.rmtree(tmp_path / "user")
+    before = len(hub.requests)
+    user("import tide_lm; tide_lm.TideForCausalLM.from_pretrained('me/mine', force_download=True)")
+    asked = [request for request in hub.requests[before:] if request.startswith("GET")]
+    assert len([request for request in asked if request.endswith("/model.safetensors")]) == 1
 
     empty, files, changed, whole = hub.commits["me/mine"].values()
     added = {"README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_tide.py"}

@@ -36,12 +36,7 @@ def residence_of(vllm_config: VllmConfig) -> Residence:
     given = given if isinstance(given, dict) else {}
     if unknown := [name for name in given if name.startswith("tide") and name not in _OPTIONS]:
         raise ValueError(f"additional_config has {unknown[0]!r}: there are {', '.join(_OPTIONS)}")
-    place, cache = given.get(_OPTIONS[0], Place.device), given.get(_OPTIONS[1], Residence().cache_bytes)
-    if place not in list(Place):
-        raise ValueError(f"tide_memory is {place!r}: it must be one of {', '.join(Place)}")
-    if type(cache) is not int or cache < 0:
-        raise ValueError(f"tide_memory_cache_bytes is {cache!r}: it must be 0 or more, and whole")
-    return Residence(Place(place), cache)
+    return Residence(given.get(_OPTIONS[0], Place.device), given.get(_OPTIONS[1], Residence().cache_bytes))
 
 
 class Memory(nn.Module):
@@ -64,7 +59,7 @@ class Memory(nn.Module):
             self.stored.open(open_store(config, model.model, **of_hub), self.residence, device)
         else:
             self.norm = MemoryNorm(self.blocks, self.hidden, config.rms_norm_eps)
-            if self.residence.place is Place.device:
+            if self.residence.place == Place.device:
                 self.table = VocabParallelEmbedding(config.vocab_size, self.blocks * self.hidden)
         if self.table is None:
             _split_graphs(vllm_config, prefix, self)

@@ -106,15 +106,10 @@ class TideConfig(LlamaConfig):
         if self.memory_store is not None:
             _check_store(self.memory_store)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        Path(save_directory).mkdir(parents=True, exist_ok=True)
-        files.write_atomically(Path(save_directory) / f"{_SHIM_MODULE}.py", _SHIM)
-        super().save_pretrained(save_directory, *args, **kwargs)  # last: it may upload the folder
-
-    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
-        """Leave out the shim, which was written a moment ago: files that are as before need no upload."""
-        found = super()._get_files_timestamps(working_dir)
-        return {name: time for name, time in found.items() if name != f"{_SHIM_MODULE}.py"}
+    def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
+        """Write the shim beside config.json, before `save_pretrained` looks for new files to upload."""
+        files.write_atomically(Path(json_file_path).with_name(f"{_SHIM_MODULE}.py"), _SHIM)
+        super().to_json_file(json_file_path, use_diff)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

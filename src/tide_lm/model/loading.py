@@ -1,6 +1,6 @@
 """What a checkpoint must hold for its config: checked by headers, before anything is allocated."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,34 +55,26 @@ def held_tensors(
     return found if has_prefix else {f"model.{name}": shape for name, shape in found.items()}
 
 
-def check_memory(model: str, config: TideConfig, held: Collection[str]) -> None:
-    """Check that the memory's own tensors are there."""
-    of_extensions = {name for switch in EXTENSIONS for name in extension_tensors(config, switch)}
-    if missing := sorted(memory_tensors(config).keys() - of_extensions - set(held)):
+def check_tensors(model: str, config: TideConfig, held: Shapes, any_shape: bool) -> None:
+    """Check that the memory's tensors are there, in their shapes, and none of an extension that is off."""
+    wanted, switches = memory_tensors(config), EXTENSIONS if config.num_memory_blocks else ()
+    of_extensions = {name: switch for switch in switches for name in extension_tensors(config, switch)}
+    if missing := sorted(wanted.keys() - of_extensions.keys() - held.keys()):
         raise ValueError(
             f"{model!r} lacks {len(missing)} tensors of the memory, {missing[0]} among them, that "
             f"num_memory_blocks={config.num_memory_blocks} calls for: if it is a Llama, make it a TIDE model "
             "with `tide-lm upcycle`, or open it as the base with num_memory_blocks=0"
         )
-
-
-def check_extensions(model: str, config: TideConfig, held: Collection[str]) -> None:
-    """Check that extensions are on if their tensors are there, and off if not."""
-    for switch in EXTENSIONS if config.num_memory_blocks else ():
-        is_on, tensors = getattr(config, switch), extension_tensors(config, switch).keys()
-        if wrong := sorted(tensors - set(held) if is_on else tensors & set(held)):
+    for name, switch in of_extensions.items():
+        if (name in wanted) != (name in held):
             raise ValueError(
-                f"{model!r} {'lacks' if is_on else 'holds'} {wrong[0]}, and {switch} is {is_on}: leave "
-                f"{switch} as it was saved"
+                f"{model!r} {'holds' if name in held else 'lacks'} {name}, and {switch} is "
+                f"{name in wanted}: leave {switch} as it was saved"
             )
-
-
-def check_shapes(model: str, config: TideConfig, held: Shapes) -> None:
-    """Check that the memory's tensors have the shapes that the config calls for."""
-    for name, wanted in memory_tensors(config).items():
-        if held[name] != wanted:
+    for name, shape in () if any_shape else wanted.items():
+        if held[name] != shape:
             raise ValueError(
-                f"{model!r} holds {name} of shape {held[name]}, and its config calls for {wanted}: give "
+                f"{model!r} holds {name} of shape {held[name]}, and its config calls for {shape}: give "
                 "num_memory_blocks, memory_own_block and vocab_size as they were saved"
             )
 

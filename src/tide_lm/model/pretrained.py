@@ -75,10 +75,7 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         `memory` says where the rows of a packed model are: on the `"device"`, as are the tables of others, in
         the host's memory (`"cpu"`), or in their file (`"store"`), of which so many bytes stay in memory.
         """
-        if memory is not None and memory not in list(Place):
-            raise ValueError(f"memory is {memory!r}: it must be one of {', '.join(Place)}")
-        if type(memory_cache_bytes) is not int or memory_cache_bytes < 0:
-            raise ValueError(f"memory_cache_bytes is {memory_cache_bytes!r}: it must be 0 or more, and whole")
+        residence = Residence(Place.device if memory is None else memory, memory_cache_bytes)
         name = str(pretrained_model_name_or_path)
         of_hub = {key: kwargs[key] for key in loading.OF_HUB if key in kwargs}
         if isinstance(config, PreTrainedConfig) and not isinstance(config, TideConfig):
@@ -91,16 +88,14 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
             for key in [key for key in kwargs if "dtype" not in key and hasattr(config, key)]:
                 setattr(config, key, kwargs.pop(key))
         config.validate()
-        loading.check_place(config, name, memory)
+        loading.check_place(config, name, residence.place)
         held = loading.held_tensors(name, kwargs.get("variant"), kwargs.get("state_dict"), of_hub)
         if type(config).model_type == TideConfig.model_type:  # what derives from it may have other tensors
-            loading.check_memory(name, config, held)
-            loading.check_extensions(name, config, held)
-            if not ignore_mismatched_sizes:
-                loading.check_shapes(name, config, held)
+            loading.check_tensors(name, config, held, any_shape=ignore_mismatched_sizes)
         store = None
         if config.num_memory_blocks and config.memory_store is not None:
             store = loading.open_store(config, name, **of_hub)
+        kwargs.pop("force_download", None)  # what was downloaded for the checks is in the cache
         model, info = super().from_pretrained(
             pretrained_model_name_or_path,
             *args,
@@ -116,7 +111,6 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
                 "give the config that it was saved with"
             )
         if store is not None:
-            residence = Residence(Place(memory or "device"), memory_cache_bytes)
             model.base_model.memory.open(store, residence, model.base_model.embed_tokens.weight.device)
         return (model, info) if output_loading_info else model
 

@@ -42,7 +42,7 @@ class StoredMemory(MemorySource):
     def open(self, file: StoreFile, residence: Residence, device: torch.device) -> None:
         """Read the rows of a store; with the place `"store"`, later, when they are asked for."""
         self.file = file
-        if residence.place is Place.store:
+        if residence.place == Place.store:
             self._decode_by(file.header, file.sections)
             self.rows = StoredRows(file, residence.cache_bytes)
             return
@@ -51,7 +51,7 @@ class StoredMemory(MemorySource):
             some = bytes_VR[start : start + _ROWS_PER_READ]
             some[:] = file.read(np.arange(start, start + len(some)))
         offloaded = device.type == "meta"
-        if residence.place is Place.device and not offloaded:
+        if residence.place == Place.device and not offloaded:
             self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
         else:
             self._decode_by(file.header, file.sections)

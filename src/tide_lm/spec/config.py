@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 _LARGEST = 2**31 - 1
 
@@ -18,11 +18,18 @@ class Place(StrEnum):
     store = "store"
 
 
-class Residence(NamedTuple):
+@dataclass(frozen=True)
+class Residence:
     """A place, and of a store how many bytes of rows stay in memory."""
 
-    place: Place = Place.device
+    place: Place | str = Place.device
     cache_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.place not in list(Place):
+            raise ValueError(f"memory is {self.place!r}: it must be one of {', '.join(Place)}")
+        if type(self.cache_bytes) is not int or self.cache_bytes < 0:
+            raise ValueError(f"memory_cache_bytes is {self.cache_bytes!r}: it must be 0 or more, and whole")
 
     @classmethod
     def parse(cls, text: str) -> "Residence":

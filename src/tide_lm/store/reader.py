@@ -238,8 +238,6 @@ class StoredRows:
     """
 
     def __init__(self, file: StoreFile, cache_bytes: int) -> None:
-        if cache_bytes < 0:
-            raise ValueError(f"the cache has {cache_bytes:,} bytes: it must have 0 or more")
         header = file.header
         self.file, self.counters, self.cache_bytes = file, Counters(), cache_bytes
         places = min(cache_bytes // header.codec.row_bytes, header.vocab_size)
