@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tide_lm.model.checks import check_token_ids
 from tide_lm.model.memory import Memory, MemorySource
 from tide_lm.ops.decode import RowBytes
 from tide_lm.run import files
@@ -36,26 +37,21 @@ class StoredMemory(MemorySource):
         self.rows: StoredRows | None = None
         self._decode: RowDecoder | None = None
         self._for_kernel: dict[str, torch.Tensor] = {}
-        self._host_VR: np.ndarray | None = None
+        self._host_VR: torch.Tensor | None = None
         self.register_buffer("bytes_VR", None, persistent=False)
 
     def open(self, file: StoreFile, residence: Residence, device: torch.device) -> None:
         """Read the rows of a store; with the place `"store"`, later, when they are asked for."""
         self.file = file
+        self._decode_by(file.header, file.sections)
         if residence.place == Place.store:
-            self._decode_by(file.header, file.sections)
             self.rows = StoredRows(file, residence.cache_bytes)
             return
-        bytes_VR = np.empty((self.vocab_size, file.header.codec.row_bytes), np.uint8)
-        for start in range(0, self.vocab_size, _ROWS_PER_READ):
-            some = bytes_VR[start : start + _ROWS_PER_READ]
-            some[:] = file.read(np.arange(start, start + len(some)))
-        offloaded = device.type == "meta"
-        if residence.place == Place.device and not offloaded:
-            self.hold(file.header, file.sections, torch.from_numpy(bytes_VR).to(device))
-        else:
-            self._decode_by(file.header, file.sections)
-            self._host_VR = bytes_VR
+        self._host_VR = torch.empty(self.vocab_size, file.header.codec.row_bytes, dtype=torch.uint8)
+        for tokens in torch.arange(self.vocab_size).split(_ROWS_PER_READ):
+            self._host_VR[tokens] = torch.from_numpy(file.read(tokens.numpy()))
+        if residence.place == Place.device and device.type != "meta":  # where weights are offloaded
+            self.bytes_VR, self._host_VR = self._host_VR.to(device), None
 
     def hold(self, header: Header, sections: Mapping[str, np.ndarray], bytes_VR: torch.Tensor) -> None:
         """Hold all rows on the device that they are on."""
@@ -106,10 +102,7 @@ class StoredMemory(MemorySource):
             return None
         bytes_VR, which_1 = self.bytes_VR, ids_1
         if self._host_VR is not None:
-            bytes_VR = torch.from_numpy(self._host_VR)
-            if ids_1.is_cuda and not bytes_VR.is_pinned():
-                bytes_VR = bytes_VR.pin_memory()
-                self._host_VR = bytes_VR.numpy()
+            bytes_VR = self._host_VR = self._host_VR.pin_memory() if ids_1.is_cuda else self._host_VR
         # With two rows or more, the one that a step reads is never the one that is replaced meanwhile.
         if self.rows is not None and len(self.rows.cached_CR) >= 2 and ids_1.is_cuda:
             bytes_VR = torch.from_numpy(self.rows.cached_CR)
@@ -133,21 +126,15 @@ class StoredMemory(MemorySource):
 
     @torch.compiler.disable
     def _from_host(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self._decode is not None
+        assert self.header is not None
         device = input_ids_BT.device
-        tokens_U, index_N = np.unique(input_ids_BT.cpu().numpy(), return_inverse=True)
-        for token in tokens_U[:1], tokens_U[-1:]:
-            if token.size and not 0 <= token[0] < self.vocab_size:
-                raise ValueError(
-                    f"token id {token[0]} is outside the vocabulary of {self.vocab_size}: use the tokenizer "
-                    "that this model was trained with"
-                )
-        shape = (len(tokens_U), self._decode.header.codec.row_bytes)
+        tokens_U, index_BT = input_ids_BT.cpu().unique(return_inverse=True)
+        check_token_ids(tokens_U, self.vocab_size)
+        shape = (len(tokens_U), self.header.codec.row_bytes)
         staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
         if self.rows is not None:
-            self.rows.fetch(tokens_U, staged_UR.numpy())
+            self.rows.fetch(tokens_U.numpy(), staged_UR.numpy())
         else:
             assert self._host_VR is not None
-            np.take(self._host_VR, tokens_U, 0, out=staged_UR.numpy())
-        index_BT = torch.from_numpy(index_N.reshape(input_ids_BT.shape)).to(device)
-        return staged_UR.to(device, non_blocking=device.type == "cuda"), index_BT
+            torch.index_select(self._host_VR, 0, tokens_U, out=staged_UR)
+        return staged_UR.to(device, non_blocking=device.type == "cuda"), index_BT.to(device)
