@@ -34,9 +34,9 @@ def test_a_form_costs_what_the_packed_model_loses(opened, text, tmp_path):
     for number, (record, form) in enumerate(
         zip(found["forms"], (Form(2), Form(8, rank=0.5, blocks="joint")), strict=True)
     ):
-        header = pack(opened.tide, tmp_path / str(number), form, opened.bins.counts_V)
+        header = pack(opened.model_with_memory, tmp_path / str(number), form, opened.bins.counts_V)
         assert record["bytes"] == header.file_bytes == (tmp_path / str(number) / "memory.tide").stat().st_size
-        in_16_bits = 2 * opened.tide.model.memory.weight.numel()
+        in_16_bits = 2 * opened.model_with_memory.model.memory.weight.numel()
         assert record["relative_bytes"] == pytest.approx(record["bytes"] / in_16_bits)
         packed = TideForCausalLM.from_pretrained(tmp_path / str(number)).to(opened.model.device)
         same = perplexity(packed, opened.tokenizer, text["mine"], Windows(32, 16))["perplexity"]
@@ -46,9 +46,9 @@ def test_a_form_costs_what_the_packed_model_loses(opened, text, tmp_path):
 
 
 def test_the_model_is_as_it_was_even_after_an_error(opened, text, monkeypatch):
-    memory = opened.tide.model.memory
+    memory = opened.model_with_memory.model.memory
     measure(opened, TextSettings(text, window=32), [Form(8)])
-    assert opened.tide.model.memory is memory
+    assert opened.model_with_memory.model.memory is memory
     calls = iter(range(9))
 
     def fail_later(*arguments):
@@ -59,7 +59,7 @@ def test_the_model_is_as_it_was_even_after_an_error(opened, text, monkeypatch):
     monkeypatch.setattr("tide_lm.compress.measure.losses", fail_later)
     with pytest.raises(KeyboardInterrupt):
         measure(opened, TextSettings(text, window=32), [Form(8)])
-    assert opened.tide.model.memory is memory
+    assert opened.model_with_memory.model.memory is memory
 
 
 def test_all_forms_have_names_of_their_own_and_can_be_encoded(opened):
@@ -67,7 +67,7 @@ def test_all_forms_have_names_of_their_own_and_can_be_encoded(opened):
     known = {}
     for form in FORMS:
         memory = [
-            held(Encoder(opened.tide.model.tables, form, "0" * 64, opened.bins.counts_V, reused))
+            held(Encoder(opened.model_with_memory.model.tables, form, "0" * 64, opened.bins.counts_V, reused))
             for reused in (known, None)
         ]
         rows, same = (each(torch.arange(9, device=opened.model.device)[None])[0] for each in memory)

@@ -16,7 +16,7 @@ def test_a_run_opens_as_its_export_with_the_frequencies_of_its_data(trained):
     saved = load_file(trained / "export" / "model.safetensors")
     assert torch.equal(opened.model.model.memory.weight, saved["model.memory.weight"])
     assert opened.bins.counts_V.sum() > 1000
-    assert opened.tide is opened.model
+    assert opened.model_with_memory is opened.model
 
 
 @pytest.mark.parametrize("how", ["step", "path"])
@@ -40,7 +40,7 @@ def test_any_folder_of_a_causal_model_opens(tiny_model, tokenizer, tmp_path):
     opened = open_model(str(folder), run=tmp_path / "results-here")
     assert opened.run == tmp_path / "results-here"
     with pytest.raises(ValueError, match=r"some-llama has no memory.*give a TIDE model"):
-        _ = opened.tide
+        _ = opened.model_with_memory
     with pytest.raises(ValueError, match="give --counts"):
         _ = opened.bins
     (tmp_path / "counts.json").write_text(json.dumps({"5": 3, "9": 1}))

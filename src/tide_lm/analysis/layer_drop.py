@@ -13,7 +13,7 @@ def layer_drop(
 ) -> dict[str, Any]:
     """Return the perplexity of each text with all layers, without each one, and without any."""
     texts, windows = settings.resolve(opened)
-    model = opened.tide
+    model = opened.model_with_memory
     layers = range(model.config.num_hidden_layers)
 
     def without(dropped: list[int]) -> float:

@@ -8,7 +8,6 @@ import torch
 
 from tide_lm.analysis.by_bin import decile_means, group_spread
 from tide_lm.data.frequency import FrequencyBins
-from tide_lm.model import EmbeddingMemory, TideForCausalLM
 from tide_lm.model.opened import OpenedModel
 from tide_lm.run import checkpoint
 from tide_lm.run.directory import RunDirectory
@@ -33,10 +32,9 @@ def row_norms(rows_VD: torch.Tensor) -> np.ndarray:
 
 def _table_means(opened: OpenedModel, bins: FrequencyBins) -> list[list[float | None]]:
     """Return the mean norms by block, as trained: before the norm, which a packed model does not have."""
-    memory = opened.model.model.memory if isinstance(opened.model, TideForCausalLM) else None
-    if not isinstance(memory, EmbeddingMemory):
+    if (tables_VKD := opened.trained_rows) is None:
         return []
-    norms_VK = row_norms(memory.weight)
+    norms_VK = row_norms(tables_VKD)
     return [decile_means(norms_VK[:, block], bins) for block in range(norms_VK.shape[1])]
 
 

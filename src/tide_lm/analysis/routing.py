@@ -23,7 +23,7 @@ def routing(
     """Return mean router weights as `by_layer[layer][row][slot]`, over each token of the first text once."""
     texts, windows = settings.resolve(opened)
     name, path = next(iter(texts.items()))
-    model = opened.tide
+    model = opened.model_with_memory
     rows_V = opened.bins.rows().to(model.device)
     slots = model.config.num_memory_blocks + 1
     sums_LRS = torch.zeros(model.config.num_hidden_layers, BINS + 1, slots, dtype=torch.float64)

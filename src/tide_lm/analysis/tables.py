@@ -54,7 +54,7 @@ def names(blocks: int) -> list[str]:
 @torch.no_grad()
 def distances(opened: OpenedModel) -> dict[str, Any]:
     """Return the mean cosine distance of every two tables, over the ids that occur (all if not known)."""
-    model = opened.tide
+    model = opened.model_with_memory
     ids_N = known_ids(opened).to(model.device)
     tables = names(model.config.num_memory_blocks)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
@@ -76,7 +76,7 @@ def neighbours(
 
     A neighbour is an id that occurs in the counts.
     """
-    model = opened.tide
+    model = opened.model_with_memory
     candidates = known_ids(opened)
     generator = np.random.default_rng(seed)
     result: dict[str, Any] = {

@@ -51,7 +51,7 @@ def _verify(model: str) -> dict[str, Any]:
     from tide_lm.model.opened import open_model
 
     with working(f"Reading {model}"):
-        file = verify(open_model(model, memory=Residence(Place.store)).tide)
+        file = verify(open_model(model, memory=Residence(Place.store)).model_with_memory)
     return {"store": str(file.path), "rows": file.header.vocab_size, "bytes": file.header.file_bytes}
 
 
@@ -67,7 +67,7 @@ def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, A
     frequencies = opened.bins if chosen.weighted else opened.frequencies
     counts_V = None if frequencies is None else frequencies.counts_V
     with working(f"Packing {model}"):
-        header = pack(opened.tide, out, chosen, counts_V, opened.tokenizer.save_pretrained)
+        header = pack(opened.model_with_memory, out, chosen, counts_V, opened.tokenizer.save_pretrained)
     whole = 2 * header.vocab_size * header.blocks * header.hidden
     return {
         "store": str(out / STORE),

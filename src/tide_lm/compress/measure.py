@@ -46,7 +46,7 @@ def measure(
     elif any(form.weighted for form in forms):
         frequencies = opened.bins
     texts, windows = (settings or TextSettings()).resolve(opened)
-    model, counts_V = opened.tide, None if frequencies is None else frequencies.counts_V
+    model, counts_V = opened.model_with_memory, None if frequencies is None else frequencies.counts_V
     tables = model.model.tables
     assert tables is not None
     batches = {

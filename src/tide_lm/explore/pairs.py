@@ -47,8 +47,8 @@ def distances(opened: OpenedModel, endings: list[list[int]], template: str) -> d
         return {"": _distance(opened.model, ids_WT)}
     layers = list(range(opened.config.num_hidden_layers))
     return {
-        "with memory": _distance(opened.tide, ids_WT),
-        "without memory": _distance(opened.tide, ids_WT, drop_memory_layers=layers),
+        "with memory": _distance(opened.model_with_memory, ids_WT),
+        "without memory": _distance(opened.model_with_memory, ids_WT, drop_memory_layers=layers),
     }
 
 

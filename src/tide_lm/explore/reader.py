@@ -163,7 +163,7 @@ class Reader:
         ids_T = torch.tensor(text.ids[start : start + self.window + 1])
         new, known = slice(text.done, start + len(ids_T)), text.done - start
         if self.opened.has_memory:
-            losses, on_memory = _losses_and_memory(self.opened.tide, ids_T)
+            losses, on_memory = _losses_and_memory(self.opened.model_with_memory, ids_T)
             text.on_memory[new] = on_memory[known:]
             text.on_memory[0] = on_memory[0] if start == 0 else text.on_memory[0]
         else:
@@ -182,7 +182,7 @@ class Reader:
             if not self.opened.has_memory:
                 model = self.opened.model
                 return Detail([], [], [], {"predicted": self._likeliest(_last_logits(model, ids_T))})
-            model, found = self.opened.tide, shares(self.opened.tide, ids_T)
+            model, found = self.opened.model_with_memory, shares(self.opened.model_with_memory, ids_T)
             layers = list(range(len(found.added_L)))
             predictions = {
                 "with memory": found.logits_V,

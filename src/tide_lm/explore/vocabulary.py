@@ -8,7 +8,6 @@ import torch
 
 from tide_lm.analysis import tables
 from tide_lm.data import tokenizers
-from tide_lm.model import EmbeddingMemory
 from tide_lm.model.opened import OpenedModel
 
 FOUND = 100  # at most, of a search
@@ -71,9 +70,8 @@ class Vocabulary:
     def entry(self, id: int) -> Entry:
         opened, bins = self.opened, self.opened.frequencies
         rows = [opened.model.get_input_embeddings().weight[id]]
-        memory = getattr(opened.model.base_model, "memory", None)
-        if isinstance(memory, EmbeddingMemory):
-            rows += memory.weight[id]
+        if (tables_VKD := opened.trained_rows) is not None:
+            rows += tables_VKD[id]
         norms = [float(torch.linalg.vector_norm(row_D.float())) for row_D in rows]
         return Entry(
             id,
@@ -91,7 +89,9 @@ class Vocabulary:
     def neighbours(self, id: int) -> Iterator[Neighbours]:
         """Yield neighbours as they are found."""
         candidates = self._candidates
-        for searched, found in tables.nearest_so_far(self.opened.tide, torch.tensor([id]), candidates):
+        for searched, found in tables.nearest_so_far(
+            self.opened.model_with_memory, torch.tensor([id]), candidates
+        ):
             base, *blocks = found[:, 0].tolist()
             texts = [[self.texts[id] for id in ids] for ids in (base, *blocks)]
             yield Neighbours(searched, len(candidates), texts, [tables.jaccard(base, ids) for ids in blocks])

@@ -29,7 +29,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.model.loading import check_place, open_store
+from tide_lm.model.loading import open_store
 from tide_lm.run import checkpoint
 from tide_lm.run.directory import RunDirectory, check_exists, write_result
 from tide_lm.run.settings import RunConfig
@@ -62,12 +62,15 @@ class OpenedModel:
     def model(self) -> PreTrainedModel:
         """The model with its weights, checked to be causal and to give finite logits."""
         model = self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        logits_2TV = _logits_of_two(model)
-        if not logits_2TV.isfinite().all():
+        ids_2T = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)  # they end differently
+        with torch.no_grad():
+            one, other = (model(ids_T[None], use_cache=False).logits[0, :-1].float() for ids_T in ids_2T)
+        if not (one.isfinite().all() and other.isfinite().all()):
             raise ValueError(
                 f"{self.name} gives logits that are not finite: its weights are damaged, or overflow"
             )
-        if not _is_causal(logits_2TV, 1e-5 if model.dtype == torch.float32 else 1e-2):
+        rounding = 1e-5 if model.dtype == torch.float32 else 1e-2
+        if (one - other).abs().max() > rounding * one.abs().max():
             raise ValueError(f"{self.name} sees the tokens that follow: give a causal language model")
         return model
 
@@ -92,14 +95,19 @@ class OpenedModel:
         return self.frequencies
 
     @property
-    def tide(self) -> TideForCausalLM:
-        """The model, which must have memory."""
+    def model_with_memory(self) -> TideForCausalLM:
+        """The model; a ValueError if it has no memory."""
         self.check_memory()
         return self.model
 
     @property
     def has_memory(self) -> bool:
         return isinstance(self.config, TideConfig) and self.config.num_memory_blocks > 0
+
+    @property
+    def trained_rows(self) -> torch.Tensor | None:
+        """The rows as trained, V x K x D; None in a packed model, and in one without memory."""
+        return getattr(self.model.model.memory, "weight", None) if self.has_memory else None
 
     def check_memory(self) -> None:
         if not self.has_memory:
@@ -135,6 +143,7 @@ def open_model(
     `writes`, check that no other model has its results in the same place.
     """
     owner, inner = owning_run(model)
+    step = inner if step is None else step
     if owner is None:
         if step is not None:
             raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
@@ -148,26 +157,26 @@ def open_model(
         load = partial(_load_folder, model, config, memory)
         return OpenedModel(name, model, place, config, load, tokenizer, frequencies)
     settings = RunDirectory(owner).read_config() or {}
-    data = Path(settings["data"]["path"])
+    data, export = Path(settings["data"]["path"]), owner / "export"
     state: dict[str, Any] = {}
-    step = inner if step is None else step
-    export = owner / "export"
     if step is None and export.exists():
         config, tokenizer = _open_folder(str(export))
         load = partial(_load_folder, str(export), config, memory)
-    elif memory is not None and memory.place is not Place.device:
+    elif memory is not None and memory.place != Place.device:
         raise ValueError(
             f"checkpoints are not packed, so --memory {memory.place} is not possible: leave it out"
+        )
+    elif not data.exists():
+        raise ValueError(
+            f"{data.absolute()}, the data of the run, is missing, and its tokenizer is needed: restore it"
         )
     else:
         path = _whole_checkpoint(owner, step)
         state = checkpoint.read_state(path)
         config = TideConfig.from_dict(state["model"])
-        tokenizer = tokenizers.load(str(_prepared(data) / "tokenizer"))
+        tokenizer = tokenizers.load(str(data / "tokenizer"))
         RunConfig.from_saved(state["config"])  # names what this version cannot open
         load = partial(_load_checkpoint, path, config)
-    if counts is None and data.exists():
-        counts = data
     return OpenedModel(
         name=owner.resolve().name,
         path=model,
@@ -175,7 +184,7 @@ def open_model(
         config=config,
         load=load,
         tokenizer=tokenizer,
-        frequencies=_frequencies(counts, tokenizer, config),
+        frequencies=_frequencies(counts or (data if data.exists() else None), tokenizer, config),
         owner=owner,
         sequence=settings["data"]["sequence"],
         data=data,
@@ -233,7 +242,6 @@ def _load_folder(folder: str, config: PreTrainedConfig, memory: Residence | None
     if memory is not None:
         if not isinstance(config, TideConfig):
             raise ValueError(f"{folder}, a {config.model_type}, has no memory: leave --memory out")
-        check_place(config, folder, memory.place)
         options = {"memory": memory.place, "memory_cache_bytes": memory.cache_bytes}
     with naming(folder):
         return AutoModelForCausalLM.from_pretrained(
@@ -255,19 +263,6 @@ def naming(folder: str) -> Iterator[None]:
         ) from error
 
 
-@torch.no_grad()
-def _logits_of_two(model: PreTrainedModel) -> torch.Tensor:
-    """Return the logits of two sequences that end in different tokens, without the last."""
-    ids_BT = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
-    return torch.cat([model(ids_BT[row : row + 1], use_cache=False).logits[:, :-1].float() for row in (0, 1)])
-
-
-def _is_causal(logits_2TV: torch.Tensor, rounding: float) -> bool:
-    """Tell whether earlier logits stay as they are when the last token changes."""
-    one, other = logits_2TV
-    return bool((one - other).abs().max() <= rounding * one.abs().max())
-
-
 def _whole_checkpoint(run: Path, step: int | None) -> Path:
     """Return the checkpoint of a step, or the newest."""
     folder = RunDirectory(run).checkpoints
@@ -280,8 +275,7 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
         raise ValueError(f"{run} has no checkpoint of step {step}: it has {', '.join(map(str, found))}")
     path = checkpoint.at(folder, step)
     if fault := checkpoint.find_fault(path):
-        others = ", ".join(str(other) for other in found if other != step)
-        choice = f"choose another step, of {others}" if others else "there is no other"
+        choice = f"choose another step of {', '.join(map(str, found))}, or train again"
         raise checkpoint.DamagedCheckpointError(f"{path} is damaged ({fault}): {choice}")
     return path
 
@@ -294,14 +288,6 @@ def _load_checkpoint(path: Path, config: TideConfig) -> PreTrainedModel:
     checkpoint.load(path, {f"model.{name}": value.data for name, value in model.named_parameters()})
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffer is not saved
     return model
-
-
-def _prepared(data: Path) -> Path:
-    if not data.exists():
-        raise ValueError(
-            f"{data.absolute()}, the data of the run, is missing, and its tokenizer is needed: restore it"
-        )
-    return data
 
 
 def _frequencies(
