@@ -1,9 +1,11 @@
 """Text as it comes from tokens."""
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from tide_lm.serve.generate import generate
 from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.text import Text, generate_plainly
 
@@ -47,9 +49,31 @@ def test_transformers_draws_from_all_tokens_unless_it_is_told_otherwise(
     tiny_model, monkeypatch, sampling, drawn
 ):
     model, given = tiny_model(), {}
-    monkeypatch.setattr(model, "generate", lambda ids, **named: given.update(named))
-    generate_plainly(model, [5, 6], 9, sampling, frozenset([1]), print)
+    monkeypatch.setattr(
+        model, "generate", lambda ids, **named: given.update(named) or torch.tensor([[5, 6, 7]])
+    )
+    assert generate_plainly(model, [5, 6], 9, sampling, frozenset([1])) == [7]
     assert given["max_new_tokens"] == 9
     assert {
         name: given[name] for name in given if name in ("do_sample", "temperature", "top_k", "top_p")
     } == drawn
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, 3, 0.9, seed=1)], ids=str)
+def test_the_model_of_the_caller_stays_as_it_was(tiny_model, tokenizer, sampling):
+    model = tiny_model(vocab_size=len(tokenizer))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    texts = generate(model, tokenizer, ["every layer", "tide"], 5, sampling)
+    assert [len(text.ids) for text in texts] == [5, 5]  # none of them a token that ends a text
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, before[name])
+
+
+def test_a_model_that_is_no_llama_generates_too(tokenizer):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2)).eval()
+    heard = []
+    (text,) = generate(model, tokenizer, ["every layer"], 5, None, lambda *given: heard.append(given))
+    assert "".join(part for _, part, _ in heard) == str(text)
+    assert heard[-1][2]

@@ -33,7 +33,7 @@ def command(
     """
     from tide_lm.model.opened import open_model
     from tide_lm.serve import Sampling
-    from tide_lm.serve.generate import generate
+    from tide_lm.serve.generate import fits_engine, generate
 
     given = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or ["-"]]
     drawn = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
@@ -46,7 +46,8 @@ def command(
             raise ValueError(f"{unused[0]} does nothing at temperature 0: give --temperature as well")
     opened = open_model(model, memory=memory)
     with working(f"Loading {model}"):
-        _ = opened.model
+        if opened.model.device.type == "cuda" and fits_engine(opened.model):
+            opened.model.bfloat16()
     waiting, first = dict.fromkeys(range(len(given)), ""), 0.0
 
     def show(number: int, text: str, ended: bool) -> None:

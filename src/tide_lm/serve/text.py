@@ -1,11 +1,9 @@
 """Convert between text and tokens: prompts, the tokens that end a text, and text as it grows."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
 
 from tide_lm.serve.sampling import Sampling
 
@@ -51,30 +49,14 @@ class Text:
         return new
 
 
-class _Streamer(BaseStreamer):
-    """Calls `put` with each token after the prompt."""
-
-    def __init__(self, put: Callable[[int], None]) -> None:
-        self._put, self._prompt = put, True
-
-    def put(self, value: torch.Tensor) -> None:
-        if not self._prompt:
-            self._put(int(value))
-        self._prompt = False
-
-    def end(self) -> None:
-        pass
-
-
 def generate_plainly(
     model: PreTrainedModel,
     prompt: list[int],
     max_new_tokens: int,
     sampling: Sampling,
     stop: frozenset[int],
-    put: Callable[[int], None],
-) -> None:
-    """Generate with transformers, for models that the engine does not take; `put` gets each token."""
+) -> list[int]:
+    """Generate with transformers, for models that the engine does not take; return the new tokens."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and len(prompt) + max_new_tokens > longest:
         raise ValueError(
@@ -88,12 +70,12 @@ def generate_plainly(
         if sampling.seed is not None:
             torch.manual_seed(int(sampling.seed))
     ids_BT = torch.tensor([prompt], device=model.device)
-    model.generate(
+    out_BT = model.generate(
         ids_BT,
         attention_mask=torch.ones_like(ids_BT),
         max_new_tokens=max_new_tokens,
         eos_token_id=sorted(stop) or None,
         pad_token_id=next(iter(sorted(stop)), 0),
-        streamer=_Streamer(put),
         **drawn,
     )
+    return out_BT[0, len(prompt) :].tolist()
