@@ -12,7 +12,6 @@ from vllm.compilation.decorators import support_torch_compile
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models import llama
@@ -21,6 +20,7 @@ from vllm.sequence import IntermediateTensors
 
 from tide_lm import ops
 from tide_lm.model.config import TideConfig
+from tide_lm.model.gate import MemoryGate
 from tide_lm.model.loading import check_place, memory_tensors, open_store
 from tide_lm.model.stored import StoredMemory
 from tide_lm.model.tide import MemoryNorm
@@ -123,19 +123,6 @@ class TideAttention(llama.LlamaAttention):
         return output
 
 
-class MemoryGate(nn.Module):
-    """Passes the mixed rows through a gate, a matrix and a norm (see model/gate.py)."""
-
-    def __init__(self, config: TideConfig) -> None:
-        super().__init__()
-        D = config.hidden_size
-        self.gate, self.out = _replicated(D, D), _replicated(D, D)
-        self.norm = RMSNorm(D, eps=config.rms_norm_eps)
-
-    def forward(self, n_ND: torch.Tensor, mixed_ND: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.out(nn.functional.gelu(self.gate(n_ND)) * mixed_ND))
-
-
 class TideDecoderLayer(llama.LlamaDecoderLayer):
     """`h = h~ + FFN(n~) + sum_k alpha_k M_k(v)`; vLLM's layers leave the last addition to the next norm."""
 
@@ -161,12 +148,13 @@ class TideDecoderLayer(llama.LlamaDecoderLayer):
             hidden_states, residual = self.input_layernorm(hidden_states, residual)
         attended = self.self_attn(positions, hidden_states, rows_NKD[:, self.block])
         n, h = self.post_attention_layernorm(attended, residual)
-        update, logits_NS = self.mlp(n), self.router(n)
+        update, logits_1NS = self.mlp(n), self.router(n)[None]
         if self.own_block:
             rows_NKD = rows_NKD[:, self.block : self.block + 1]
+        rows_NKD = rows_NKD.contiguous()
         if self.memory_gate is None:
-            return _mixed(update, logits_NS, rows_NKD), h
-        mixed = _mixed(torch.zeros_like(update), logits_NS, rows_NKD)
+            return ops.memory_mix(update[None], logits_1NS, rows_NKD)[0], h
+        mixed = ops.memory_mix(None, logits_1NS, rows_NKD)[0].to(update.dtype)
         return update + self.memory_gate(self.post_attention_layernorm(h + update), mixed), h
 
 
@@ -235,11 +223,6 @@ class TideForCausalLM(llama.LlamaForCausalLM):
             )
         self.loaded |= loaded
         return loaded
-
-
-def _mixed(update_ND: torch.Tensor, logits_NS: torch.Tensor, rows_NKD: torch.Tensor) -> torch.Tensor:
-    """Add the mixed rows to the output of an FFN."""
-    return ops.memory_mix(update_ND[None], logits_NS[None], rows_NKD.contiguous())[0]
 
 
 def _replicated(inputs: int, outputs: int) -> ReplicatedLinear:

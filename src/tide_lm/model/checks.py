@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from tide_lm import ops
 from tide_lm.model.config import TideConfig
 
 
@@ -43,15 +42,13 @@ def check_memory(memory: object, tokens: torch.Tensor | None, config: TideConfig
         raise ValueError("memory= was passed to a base model (num_memory_blocks=0): leave it out")
     if not isinstance(memory, tuple):
         raise ValueError(f"memory is a {type(memory).__name__}: pass Memory(rows, index), or leave it out")
-    if tokens is not None and not torch.compiler.is_compiling():
-        rows_UKD, index_BT, *_ = memory
-        ops.check_rows(rows_UKD, index_BT, tokens.shape[:2], (config.num_memory_blocks, config.hidden_size))
-
-
-def check_identity(input_ids: torch.Tensor | None) -> None:
-    """Refuse a call that has nothing to look the memory up with."""
-    if input_ids is None:
-        raise ValueError(
-            "there are no input_ids to look the memory up (inputs_embeds alone carry no token identity): "
-            "pass input_ids, or memory=, looked up beforehand"
-        )
+    if tokens is None or torch.compiler.is_compiling():
+        return
+    rows_UKD, index_BT, *_ = memory
+    (B, T), K, D, held = tokens.shape[:2], config.num_memory_blocks, config.hidden_size, tuple(rows_UKD.shape)
+    if len(held) != 3 or held[1:] != (K, D):
+        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {K}, {D})")
+    if index_BT is None and len(rows_UKD) != B * T:
+        raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
+    if index_BT is not None and index_BT.shape != (B, T):
+        raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")

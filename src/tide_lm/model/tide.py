@@ -23,7 +23,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
 from tide_lm import ops
-from tide_lm.model.checks import check_identity, check_memory, check_token_ids, checked_layers
+from tide_lm.model.checks import check_memory, check_token_ids, checked_layers
 from tide_lm.model.config import TideConfig
 from tide_lm.model.extensions import extended
 from tide_lm.model.generation import TideCausalLMOutputWithPast, TideGeneration, slice_logits_to_keep
@@ -207,7 +207,11 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         """Return the rows that were looked up outside, or look them up."""
         if memory is not None:
             return Memory(*memory)
-        check_identity(input_ids)
+        if input_ids is None:
+            raise ValueError(
+                "there are no input_ids to look the memory up (inputs_embeds alone carry no token identity): "
+                "pass input_ids, or memory=, looked up beforehand"
+            )
         assert self.memory is not None
         return self.memory(input_ids, self.embed_tokens.weight.dtype)
 

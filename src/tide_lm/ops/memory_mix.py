@@ -3,7 +3,6 @@
 Shapes: B batch, T tokens, U rows held, K blocks, S = K + 1 slots (the null bank is last), D hidden.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,13 +28,6 @@ def memory_mix(
 
     With a placeholder, which takes an index, the rows get no gradient here (see memory_rows).
     """
-    if not torch.compiler.is_compiling():  # a check of sizes would fix them in an exported graph
-        *tokens, slots = logits_BTS.shape
-        D = rows_UKD.shape[-1] if residual_BTD is None else residual_BTD.shape[-1]
-        check_rows(rows_UKD, index_BT, tokens, (slots - 1, D))
-        if update_BTD is not None and residual_BTD is not None and update_BTD.shape != residual_BTD.shape:
-            shapes = tuple(update_BTD.shape), tuple(residual_BTD.shape)
-            raise ValueError("the update has shape {}: it must be {}".format(*shapes))
     if placeholder is not None:
         assert index_BT is not None
         return _memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *placeholder[:3])
@@ -169,16 +161,3 @@ def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 _memory_mix.register_autograd(_give, setup_context=_keep)
-
-
-def check_rows(
-    rows_UKD: torch.Tensor, index_BT: torch.Tensor | None, tokens: Sequence[int], row: Sequence[int]
-) -> None:
-    """Check that there are rows of a shape, K x D, for B x T tokens."""
-    (B, T), (K, D), held = tokens, row, tuple(rows_UKD.shape)
-    if rows_UKD.ndim != 3 or held[1:] != (K, D):
-        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {K}, {D})")
-    if index_BT is None and len(rows_UKD) != B * T:
-        raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
-    if index_BT is not None and index_BT.shape != (B, T):
-        raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
