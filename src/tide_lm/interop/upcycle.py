@@ -32,11 +32,11 @@ from tide_lm.run import files
 from tide_lm.run.model_card import titled
 
 _SHARD = 5_000_000_000  # bytes of a file, unless one tensor has more
-_BESIDE = re.compile(  # what belongs to a model besides its weights
-    r"(generation_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|merges|chat_template)"
-    r"\.(json|model|txt|jinja)|(LICENSE|NOTICE|USE_POLICY)(\.\w*)?"
-)
-_KINDS = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*", "USE_POLICY*", "model*.safetensors"]
+_BESIDE = [  # what belongs to a model besides its weights and config.json
+    *("generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*"),
+]
 
 Begin = Callable[[int], Callable[[int], None]]
 
@@ -71,7 +71,8 @@ def open_source(model: str) -> Source:
     """Open a folder here, or a name on the Hub."""
     with naming(model):
         here = Path(model).is_dir()
-        folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=_KINDS))
+        wanted = ["config.json", "model*.safetensors", "model*.index.json", *_BESIDE]
+        folder = Path(model) if here else Path(snapshot_download(model, allow_patterns=wanted))
     config = open_config(str(folder), model)
     if config.model_type not in ("llama", "tide"):
         raise ValueError(f"{model} is a model of type {config.model_type!r}: give a Llama or a TIDE model")
@@ -228,8 +229,8 @@ def _write(
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         config.save_pretrained(draft)
-        for path in source.folder.iterdir():
-            if _BESIDE.fullmatch(path.name) and path.is_file():
+        for path in (path for pattern in _BESIDE for path in source.folder.glob(pattern)):
+            if path.is_file():
                 shutil.copyfile(path, draft / path.name)
         if card is not None:
             (draft / "README.md").write_text(card, encoding="utf-8")

@@ -78,28 +78,22 @@ def _pieces(path: Path, name: str) -> Iterator[torch.Tensor]:
 def weight_files(model: str | Path, variant: str | None = None, **of_hub: Any) -> list[Path]:
     """Return the files of a model that transformers would read, in a folder here or from the Hub."""
 
-    def find(name: str, variant: str | None = None) -> Path | None:
-        if variant:
-            stem, kind = name.rsplit(".", 1)
-            name = f"{stem}.{variant}.{kind}"
-        found = cached_file(str(model), name, _raise_exceptions_for_missing_entries=False, **of_hub)
-        return None if found is None else Path(found)
+    def find(name: str, **options: Any) -> str | None:
+        return cached_file(str(model), name, **options, **of_hub)
 
-    if whole := find(WEIGHTS, variant):
-        return [whole]
-    if (index := find(INDEX, variant)) is None:
+    weights, index = (
+        f".{variant}.".join(name.rsplit(".", 1)) if variant else name for name in (WEIGHTS, INDEX)
+    )
+    if whole := find(weights, _raise_exceptions_for_missing_entries=False):
+        return [Path(whole)]
+    if (found := find(index, _raise_exceptions_for_missing_entries=False)) is None:
         raise ValueError(
             f"{model} has no {WEIGHTS}: weights in other forms are not read, since they may run code; save "
             "the model with transformers' save_pretrained first"
         )
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = json.loads(Path(found).read_text(encoding="utf-8"))["weight_map"]
         names = sorted({Path(name).name for name in places.values()})
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{index} cannot be read: copy it again") from None
-    found = []
-    for name in names:
-        if (path := find(name)) is None:
-            raise ValueError(f"{index.parent / name}, which {INDEX} names, is not there: copy it again")
-        found.append(path)
-    return found
+        raise ValueError(f"{found} cannot be read: copy it again") from None
+    return [Path(str(find(name))) for name in names]

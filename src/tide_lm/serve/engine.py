@@ -207,14 +207,10 @@ class _Sent:
     """Tokens that are being copied to the host."""
 
     def __init__(self, ids_B: torch.Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        if ids_B.device.type != "cuda":
-            self._ids = ids_B.clone()
-            return
-        self._ids = torch.empty(ids_B.shape, dtype=ids_B.dtype, pin_memory=True)
-        self._ids.copy_(ids_B, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record()
+        self._ids = ids_B.to("cpu", non_blocking=True, copy=True)  # from a GPU, into pinned memory
+        self._arrived = torch.cuda.Event() if ids_B.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
 
     def wait(self) -> list[int]:
         if self._arrived is not None:

@@ -244,8 +244,5 @@ def write_store(
 def _write_strides(file: BinaryIO, header: Header, rows: np.ndarray) -> None:
     """Write whole strides; fill the last up with zeros."""
     in_stride = header.rows_in_stride
-    strides = np.zeros((-(-len(rows) // in_stride), header.stride), np.uint8)
-    for place in range(in_stride):
-        some = rows[place::in_stride]
-        strides[: len(some), place * header.row_bytes : (place + 1) * header.row_bytes] = some
-    file.write(strides.data)
+    strides = np.pad(rows, ((0, -len(rows) % in_stride), (0, 0))).reshape(-1, in_stride * header.row_bytes)
+    file.write(np.pad(strides, ((0, 0), (0, header.stride - strides.shape[1]))).data)
