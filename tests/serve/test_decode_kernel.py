@@ -157,7 +157,7 @@ def test_a_model_that_the_kernel_cannot_run_says_why():
     device = torch.device("cpu")
     assert "24 numbers" in DecodeShape(96, 96, 4, 2, 24, 1, 50).why_not(device)
     assert "8 does not divide" in DecodeShape(36, 96, 4, 2, 16, 1, 50).why_not(device)
-    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, blocks=40, mixed=40).why_not(device)
+    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, K=40, MIXED=40).why_not(device)
     assert "2 sequences" in why_not(model_of(), 2)
     assert "no NVIDIA GPU" in why_not(model_of(), 1)
     assert "not bfloat16" in why_not(model_of().float(), 1)
@@ -217,7 +217,7 @@ def test_the_kernel_compiles_for_hopper_without_spilled_registers(preset, bits, 
     triton = pytest.importorskip("triton", reason="triton, whose disassembler it takes, is not installed")
     with torch.device("meta"):
         model = TideForCausalLM(TideConfig.from_preset(preset))
-    shape = dataclasses.replace(shape_of(model), bits=bits)
+    shape = dataclasses.replace(shape_of(model), BITS=bits)
     code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a", SOURCE.parent)
     (tmp_path / "decode.cubin").write_bytes(code)
     command = [triton.knobs.nvidia.nvdisasm.path, "-c", tmp_path / "decode.cubin"]

@@ -75,6 +75,6 @@ def measure(
 
 def held(encoder: Encoder) -> StoredMemory:
     """Return the memory in a form, on the device of its tables."""
-    memory = StoredMemory(*encoder.memory.weight.shape)
+    memory = StoredMemory()
     memory.hold(encoder.header, encoder.sections, torch.cat(list(encoder.rows())))
     return memory.eval()

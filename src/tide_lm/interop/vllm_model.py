@@ -53,7 +53,7 @@ class Memory(nn.Module):
         self.stored: StoredMemory | None = None
         self.table: VocabParallelEmbedding | None = None
         if config.memory_store is not None:
-            self.stored = StoredMemory(config.vocab_size, self.blocks, self.hidden).eval()
+            self.stored = StoredMemory().eval()
             model, device = vllm_config.model_config, torch.device(vllm_config.device_config.device)
             of_hub = {} if model.revision is None else {"revision": model.revision}
             self.stored.open(open_store(config, model.model, **of_hub), self.residence, device)

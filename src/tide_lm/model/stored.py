@@ -30,9 +30,8 @@ class StoredMemory(MemorySource):
 
     bytes_VR: torch.Tensor | None
 
-    def __init__(self, vocab_size: int, blocks: int, hidden: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.vocab_size, self.blocks, self.hidden = vocab_size, blocks, hidden
         self.file: StoreFile | None = None
         self.rows: StoredRows | None = None
         self._decode: RowDecoder | None = None
@@ -47,8 +46,9 @@ class StoredMemory(MemorySource):
         if residence.place == Place.store:
             self.rows = StoredRows(file, residence.cache_bytes)
             return
-        self._host_VR = torch.empty(self.vocab_size, file.header.codec.row_bytes, dtype=torch.uint8)
-        for tokens in torch.arange(self.vocab_size).split(_ROWS_PER_READ):
+        vocab_size, row_bytes = file.header.vocab_size, file.header.codec.row_bytes
+        self._host_VR = torch.empty(vocab_size, row_bytes, dtype=torch.uint8)
+        for tokens in torch.arange(vocab_size).split(_ROWS_PER_READ):
             self._host_VR[tokens] = torch.from_numpy(file.read(tokens.numpy()))
         if residence.place == Place.device and device.type != "meta":  # where weights are offloaded
             self.bytes_VR, self._host_VR = self._host_VR.to(device), None
@@ -129,7 +129,7 @@ class StoredMemory(MemorySource):
         assert self.header is not None
         device = input_ids_BT.device
         tokens_U, index_BT = input_ids_BT.cpu().unique(return_inverse=True)
-        check_token_ids(tokens_U, self.vocab_size)
+        check_token_ids(tokens_U, self.header.vocab_size)
         shape = (len(tokens_U), self.header.codec.row_bytes)
         staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
         if self.rows is not None:

@@ -153,10 +153,10 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         config.validate()  # again: keywords of from_pretrained are set after the config's own check
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        K, D = config.num_memory_blocks, config.hidden_size
+        K = config.num_memory_blocks
         self.memory: MemorySource | None = None
         if K and config.memory_store is not None:
-            self.memory = StoredMemory(config.vocab_size, K, D)
+            self.memory = StoredMemory()
         elif K:
             self.memory = self.memory_class(config)
         layer = self.layer_class(config)
@@ -174,10 +174,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        *,
         inputs_embeds: torch.FloatTensor | None = None,
-        use_cache: bool | None = None,
         memory: Memory | None = None,
         drop_memory_layers: Sequence[int] | None = None,
         output_router_weights: bool | None = None,
@@ -194,13 +192,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         if self.memory is not None:
             kwargs |= {"memory": self.memory_for(input_ids, memory), "drop_memory_layers": dropped}
         return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
         )
 
     def memory_for(self, input_ids: torch.Tensor | None, memory: Memory | None = None) -> Memory:

@@ -22,34 +22,34 @@ _EARLY = 3  # readers look at a vector when all but one in so many blocks have w
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """The sizes that the kernel is compiled for; a layer mixes `mixed` blocks."""
+    """The sizes that the kernel is compiled for, by their names in decode_kernel/sizes.cuh."""
 
-    hidden: int
-    intermediate: int
-    heads: int
-    key_heads: int
-    head_dim: int
-    layers: int
-    vocabulary: int
-    blocks: int = 0
-    mixed: int = 0
-    gates: int = 0
-    bits: int = 0
-    group: int = 32
+    D: int
+    F: int
+    H: int
+    KV: int
+    HD: int
+    L: int
+    V: int
+    K: int = 0
+    MIXED: int = 0
+    GATES: int = 0
+    BITS: int = 0
+    ROW_GROUP: int = 32
 
     @property
     def slots(self) -> int:
-        return self.mixed + 1 if self.mixed else 0
+        return self.MIXED + 1 if self.MIXED else 0
 
     def why_not(self, device: torch.device) -> str | None:
         """Return what keeps the kernel from these sizes on a device, if anything does."""
-        lanes = self.head_dim // 8
-        if self.head_dim % 16 or lanes & (lanes - 1) or lanes > 32:
-            return f"heads of {self.head_dim} numbers"
-        if self.hidden % 8 or self.intermediate % 8:
+        lanes = self.HD // 8
+        if self.HD % 16 or lanes & (lanes - 1) or lanes > 32:
+            return f"heads of {self.HD} numbers"
+        if self.D % 8 or self.F % 8:
             return "sizes that 8 does not divide"
         if self.slots > 32:
-            return f"more than 31 blocks in a layer ({self.mixed})"
+            return f"more than 31 blocks in a layer ({self.MIXED})"
         try:
             self.macros(*_sizes(device))
         except ValueError as error:
@@ -58,42 +58,31 @@ class DecodeShape:
 
     def macros(self, processors: int, shared: int) -> dict[str, int]:
         """Return the macros for a device: its multiprocessors, and bytes of shared memory per block."""
-        if self.key_heads > processors:
-            raise ValueError(f"{self.key_heads} key heads, more than {processors} multiprocessors")
-        slot = max(4 * self.hidden, 4 * self.heads * self.head_dim, 2 * self.intermediate)
+        if processors < self.KV:
+            raise ValueError(f"{self.KV} key heads, more than {processors} multiprocessors")
+        slot = max(4 * self.D, 4 * self.H * self.HD, 2 * self.F)
         slot += -slot % 16
-        group = self.heads // self.key_heads
-        share = -(-self.hidden // processors)
-        held = 4096 + 4 * share * self.blocks
-        held += 2 * max(self.hidden, self.intermediate + 32, self.heads * self.head_dim)
+        group = self.H // self.KV
+        share = -(-self.D // processors)
+        held = 4096 + 4 * share * self.K
+        held += 2 * max(self.D, self.F + 32, self.H * self.HD)
         limit = max(2, min(_BYTES_UNDER_WAY, shared // 4) // slot)
         for warps in _WARPS:
-            merged = 4 * group * warps * (self.head_dim + 2) + 4 * (group + 3) * self.head_dim
+            merged = 4 * group * warps * (self.HD + 2) + 4 * (group + 3) * self.HD
             if (warps + limit) * (slot + 16) + held + merged <= shared:
                 break
         else:
             raise ValueError(f"rows of {slot} bytes, too long for {shared} bytes of shared memory")
         return {
-            "D": self.hidden,
-            "F": self.intermediate,
-            "H": self.heads,
-            "KV": self.key_heads,
-            "HD": self.head_dim,
-            "L": self.layers,
-            "V": self.vocabulary,
-            "K": self.blocks,
-            "MIXED": self.mixed,
+            **vars(self),
             "S": self.slots,
-            "GATES": self.gates,
-            "SPLITS": max(1, min(_SPLITS, processors // self.key_heads)),
+            "SPLITS": max(1, min(_SPLITS, processors // self.KV)),
             "WARPS": warps,
             "ROOM": shared,
             "SLOT": slot,
             "LIMIT": limit,
             "EARLY": _EARLY,
             "SHARE": share,
-            "BITS": self.bits,
-            "ROW_GROUP": self.group,
         }
 
 
@@ -163,8 +152,8 @@ class Args(ctypes.Structure):
 def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Allocate what the kernel writes in so many blocks, by its names."""
     return {
-        "rows": torch.zeros(max(shape.blocks, 1), shape.hidden, device=device),
-        "logits": torch.zeros(shape.vocabulary, device=device),
+        "rows": torch.zeros(max(shape.K, 1), shape.D, device=device),
+        "logits": torch.zeros(shape.V, device=device),
         "mail": torch.zeros(words, dtype=torch.int64, device=device),
         "best": torch.zeros(blocks, dtype=torch.int64, device=device),
         "step": torch.zeros(1, dtype=torch.int32, device=device),
@@ -197,7 +186,7 @@ class DecodeKernel:
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
         given |= buffers(shape, self.blocks, module.number("mail_words"), device)
         if "TIMES" in macros:
-            self.times = given["times"] = ids_1.new_zeros(shape.layers * self.blocks * 16)
+            self.times = given["times"] = ids_1.new_zeros(shape.L * self.blocks * 16)
         self.logits_V, self.rows_KD = given["logits"], given["rows"]
         self._kept = weights, given, rows  # what the kernels read, as long as they do
         args = Args.of(vars(weights) | given, rows, eps, value_scale)

@@ -23,8 +23,8 @@ class Engine:
 
     Caches are allocated once. One generation runs at a time, on one CUDA stream: a new one ends the one
     before it. One sequence is decoded by a single kernel where possible, unless `fused` is False;
-    `why_not_fused` says what keeps a model from it. The engine puts the model into `eval` mode and, on a GPU,
-    moves its weights together. If its weights are replaced later, make another engine.
+    `why_not_fused` says what keeps a model from it. The engine puts the model into `eval` mode and moves its
+    weights together. If its weights are replaced later, make another engine.
     """
 
     @torch.inference_mode(False)
@@ -71,7 +71,7 @@ class Engine:
             )
         cache = self._cache(together=False)
         if why_opaque(self.model) is None:
-            return LayerForward(self.model, cache, stacked=cache.ids_B.is_cuda)
+            return LayerForward(self.model, cache)
         return ModelForward(self.model, cache)
 
     def generate(

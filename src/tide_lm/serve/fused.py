@@ -11,7 +11,7 @@ from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Forward
 from tide_lm.serve.sampling import Sampling
 from tide_lm.serve.step import why_opaque
-from tide_lm.serve.weights import is_plain, stack_weights, why_not_stacked
+from tide_lm.serve.weights import is_plain, stack_weights
 
 # Their angles depend on the position alone; so do dynamic ones, within the positions that the model knows.
 _ROPES = ("default", "linear", "llama3", "yarn", "dynamic")
@@ -30,8 +30,6 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
         return "a gated memory"
     if config.rope_parameters.get("rope_type", "default") not in _ROPES:
         return f"positions of type {config.rope_parameters['rope_type']}"
-    if reason := why_not_stacked(model):
-        return reason
     for part in (model.lm_head, model.get_input_embeddings()):
         if not is_plain(part):
             return f"a {type(part).__name__} in the place of the head or the embedding, such as an adapter"
@@ -48,18 +46,18 @@ def shape_of(model: PreTrainedModel) -> DecodeShape:
     K = getattr(config, "num_memory_blocks", 0)
     packed = None if memory is None else memory.header
     return DecodeShape(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads,
-        head_dim=model.model.layers[0].self_attn.head_dim,
-        layers=config.num_hidden_layers,
-        vocabulary=config.vocab_size,
-        blocks=K,
-        mixed=1 if K and config.memory_own_block else K,
-        gates=config.hidden_size // config.head_dim if K and config.memory_values else 0,
-        bits=packed.bits if packed and not packed.ranks else 0,
-        group=packed.group if packed else 32,
+        D=config.hidden_size,
+        F=config.intermediate_size,
+        H=config.num_attention_heads,
+        KV=config.num_key_value_heads,
+        HD=model.model.layers[0].self_attn.head_dim,
+        L=config.num_hidden_layers,
+        V=config.vocab_size,
+        K=K,
+        MIXED=1 if K and config.memory_own_block else K,
+        GATES=config.hidden_size // config.head_dim if K and config.memory_values else 0,
+        BITS=packed.bits if packed and not packed.ranks else 0,
+        ROW_GROUP=packed.group if packed else 32,
     )
 
 

@@ -19,6 +19,8 @@ from tide_lm.serve.weights import ffn_parts, qkv_parts, stack_weights, why_not_s
 
 def why_opaque(model: PreTrainedModel) -> str | None:
     """Return what keeps a model's layers from being run part by part, if anything does."""
+    if reason := why_not_stacked(model):
+        return reason
     if hooked := [name for name, part in model.named_modules() if _has_hooks(part)]:
         return f"a hook on {hooked[0] or 'the model'}"
     known = "tide_lm.", "transformers.", "torch.", "builtins"
@@ -38,14 +40,14 @@ def _has_hooks(part: nn.Module) -> bool:
 
 
 class LayerForward(ModelForward):
-    """A step through the model's layers. With `stacked` weights, one vector is multiplied once.
+    """A step through the model's layers. Their weights are stacked, so that one vector is multiplied once.
 
     Heads that share keys become tokens of one head, so that no key is repeated.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, stacked: bool) -> None:
-        self._weights = stack_weights(model) if stacked and why_not_stacked(model) is None else None
+    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
         super().__init__(model, cache)
+        self._weights = stack_weights(model)
 
     def _logits(self) -> torch.Tensor:
         decoder, memory = self.model.model, self._memory()
@@ -56,8 +58,7 @@ class LayerForward(ModelForward):
             own = None if memory is None else memory.for_layer(number)
             h_B1D = h_B1D + self._attend(number, layer, layer.input_layernorm(h_B1D), rope, mask, own)
             n_B1D = layer.post_attention_layernorm(h_B1D)
-            stack = None if self._weights is None else self._weights.ffn[number]
-            gate, up, *logits = _products(n_B1D, ffn_parts(layer), stack)
+            gate, up, *logits = _products(n_B1D, ffn_parts(layer), self._weights.ffn[number])
             update = layer.mlp.down_proj(layer.mlp.act_fn(gate) * up)
             h_B1D = h_B1D + update if own is None else layer.inject(h_B1D, update, logits[0], own)
         return self.model.lm_head(decoder.norm(h_B1D))[:, -1]
@@ -72,8 +73,7 @@ class LayerForward(ModelForward):
         own: LayerMemory | None,
     ) -> torch.Tensor:
         attention = layer.self_attn
-        stack = None if self._weights is None else self._weights.qkv[number]
-        q, k, v, *gates = _products(n_B1D, qkv_parts(layer), stack)
+        q, k, v, *gates = _products(n_B1D, qkv_parts(layer), self._weights.qkv[number])
         q, k, v = (part.view(*n_B1D.shape[:2], -1, attention.head_dim) for part in (q, k, v))
         if gates and own is not None:
             row_B1D = ops.memory_row(n_B1D, own.own_row_UD, own.index_BT, None)
@@ -87,9 +87,7 @@ class LayerForward(ModelForward):
         return attention.o_proj(out.reshape(len(q), 1, -1))
 
 
-def _products(n_B1D: torch.Tensor, parts: list[Any], stack_ND: torch.Tensor | None) -> list[torch.Tensor]:
+def _products(n_B1D: torch.Tensor, parts: list[Any], stack_ND: torch.Tensor) -> list[torch.Tensor]:
     """Return the product of each part with a vector; a stack has the parts' weights, and rows of 0."""
-    if stack_ND is None:
-        return [part(n_B1D) for part in parts]
     sizes = [len(part.weight) for part in parts]
     return list(nn.functional.linear(n_B1D, stack_ND)[..., : sum(sizes)].split(sizes, -1))
