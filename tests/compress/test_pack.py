@@ -56,7 +56,7 @@ def test_rows_are_the_same_bit_for_bit_wherever_they_are(tiny_model, token_ids, 
 
 
 def test_sixteen_bits_are_the_rows_of_a_model_in_bfloat16(tiny_model, token_ids, tmp_path, monkeypatch):
-    monkeypatch.setattr("tide_lm.store.rows._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("tide_lm.store.rows._ROWS_PER_PIECE", 4)
     model = tiny_model()
     pack(model, tmp_path / "packed", Form(16))
     rows = TideForCausalLM.from_pretrained(tmp_path / "packed").model.memory.rows_of(token_ids.flatten())

@@ -35,14 +35,13 @@ class StoredMemory(MemorySource):
         self.file: StoreFile | None = None
         self.rows: StoredRows | None = None
         self._decode: RowDecoder | None = None
-        self._for_kernel: dict[str, torch.Tensor] = {}
         self._host_VR: torch.Tensor | None = None
         self.register_buffer("bytes_VR", None, persistent=False)
 
     def open(self, file: StoreFile, residence: Residence, device: torch.device) -> None:
         """Read the rows of a store; with the place `"store"`, later, when they are asked for."""
         self.file = file
-        self._decode_by(file.header, file.sections)
+        self.header, self._decode = file.header, RowDecoder(file.header, file.sections)
         if residence.place == Place.store:
             self.rows = StoredRows(file, residence.cache_bytes)
             return
@@ -55,13 +54,8 @@ class StoredMemory(MemorySource):
 
     def hold(self, header: Header, sections: Mapping[str, np.ndarray], bytes_VR: torch.Tensor) -> None:
         """Hold all rows on the device that they are on."""
-        self._decode_by(header, sections)
-        self.bytes_VR = bytes_VR
-
-    def _decode_by(self, header: Header, sections: Mapping[str, np.ndarray]) -> None:
         self.header, self._decode = header, RowDecoder(header, sections)
-        kept = sections.keys() & {"levels", "columns"}
-        self._for_kernel = {name: torch.from_numpy(sections[name]) for name in kept}
+        self.bytes_VR = bytes_VR
 
     @property
     def on_device(self) -> bool:  # type: ignore[override]
@@ -98,7 +92,7 @@ class StoredMemory(MemorySource):
 
     def row_bytes(self, ids_1: torch.Tensor) -> RowBytes | None:
         """Return where a kernel finds rows: by token, or in a file's cache by a place that the host sets."""
-        if self.header is None or self.header.ranks:
+        if self._decode is None or self._decode.header.ranks:
             return None
         bytes_VR, which_1 = self.bytes_VR, ids_1
         if self._host_VR is not None:
@@ -112,8 +106,8 @@ class StoredMemory(MemorySource):
             which_1 = torch.zeros(1, dtype=torch.long, pin_memory=True)
         if bytes_VR is None:
             return None
-        tables = {name: array.to(ids_1.device) for name, array in self._for_kernel.items()}
-        return RowBytes(bytes_VR, which_1, **tables)
+        arrays = self._decode.arrays_on(ids_1.device)
+        return RowBytes(bytes_VR, which_1, levels=arrays.get("levels"), columns=arrays.get("columns"))
 
     def save(self, store: Path) -> None:
         """Copy the store, unless it is there."""

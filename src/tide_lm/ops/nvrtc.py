@@ -3,8 +3,8 @@
 import ctypes
 import importlib.util
 import weakref
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,23 @@ class Module:
         _call("cuModuleLoadData", ctypes.byref(self._handle), code)
         weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
 
-    def kernel(self, name: str, threads: int, shared: int) -> "Kernel":
-        """Return a kernel of so many threads per block, with so many bytes of shared memory."""
+    def kernel(self, name: str, threads: int, shared: int) -> Callable[..., None]:
+        """Return a function that launches a kernel in so many blocks on the current stream.
+
+        A block has so many threads, and bytes of shared memory; all blocks must be able to run at the same
+        time. Arguments are ctypes' numbers and structures.
+        """
         function = ctypes.c_void_p()
         _call("cuModuleGetFunction", ctypes.byref(function), self._handle, name.encode())
         _call("cuFuncSetAttribute", function, _CARVEOUT, 100)  # as all have it, none waits for it to change
         _call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, shared)
-        return Kernel(self, function, threads, shared)
+        return partial(self._launch, function, threads, shared)
+
+    def _launch(self, function: ctypes.c_void_p, threads: int, shared: int, blocks: int, *args: Any) -> None:
+        places = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        size = (blocks, 1, 1, threads, 1, 1, shared)
+        _call("cuLaunchCooperativeKernel", function, *size, stream, places)
 
     def number(self, name: str) -> int:
         """Return a constant of the source."""
@@ -56,22 +66,6 @@ class Module:
         _call("cuModuleGetGlobal_v2", ctypes.byref(place), ctypes.byref(size), self._handle, name.encode())
         _call("cuMemcpyDtoH_v2", ctypes.byref(value), place, ctypes.c_size_t(4))
         return value.value
-
-
-class Kernel:
-    def __init__(self, module: Module, function: ctypes.c_void_p, threads: int, shared: int) -> None:
-        self._module, self._function = module, function  # the code lives as long as its module
-        self._threads, self._shared = threads, shared
-
-    def __call__(self, blocks: int, *args: Any) -> None:
-        """Launch it on the current stream; all blocks must be able to run at the same time.
-
-        Arguments are ctypes' numbers and structures.
-        """
-        places = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        size = (blocks, 1, 1, self._threads, 1, 1, self._shared)
-        _call("cuLaunchCooperativeKernel", self._function, *size, stream, places)
 
 
 def _candidates() -> Iterator[str]:

@@ -17,17 +17,12 @@ class SlotCache:
     is_compileable = True
 
     def __init__(
-        self,
-        config: PreTrainedConfig,
-        batch: int,
-        length: int,
-        like: torch.Tensor,
-        together: bool = False,
+        self, config: PreTrainedConfig, batch: int, length: int, like: torch.Tensor, together: bool = False
     ) -> None:
         """Allocate the cache; `together` in one tensor for all layers, which a compiled step would copy."""
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # Looking at all positions would be a special case for a compiled step, so one is never looked at.
-        shape, layers = (2, batch, config.num_key_value_heads, length + 1, head), config.num_hidden_layers
+        heads, layers = config.num_key_value_heads, config.num_hidden_layers
+        shape = (2, batch, heads, length + 1, config.head_dim)
         self.length = length
         self.states_L2BHTd = like.new_zeros(layers, *shape) if together else None
         if self.states_L2BHTd is None:
