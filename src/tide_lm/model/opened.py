@@ -29,7 +29,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
-from tide_lm.model.loading import open_store
+from tide_lm.model.loading import check_place, open_store
 from tide_lm.run import checkpoint
 from tide_lm.run.directory import RunDirectory, check_exists, write_result
 from tide_lm.run.settings import RunConfig
@@ -242,6 +242,7 @@ def _load_folder(folder: str, config: PreTrainedConfig, memory: Residence | None
     if memory is not None:
         if not isinstance(config, TideConfig):
             raise ValueError(f"{folder}, a {config.model_type}, has no memory: leave --memory out")
+        check_place(config, folder, memory.place)
         options = {"memory": memory.place, "memory_cache_bytes": memory.cache_bytes}
     with naming(folder):
         return AutoModelForCausalLM.from_pretrained(
