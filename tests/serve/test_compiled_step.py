@@ -10,7 +10,8 @@ from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.serve import Engine
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import ModelForward
-from tide_lm.serve.step import LayerForward, why_opaque
+from tide_lm.serve.step import LayerForward
+from tide_lm.serve.weights import why_opaque
 
 LENGTH, BATCH = 96, 3
 SMALL = {

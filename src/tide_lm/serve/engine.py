@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import index
 
 import torch
@@ -12,7 +13,8 @@ from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Decoder, Forward, ModelForward
 from tide_lm.serve.fused import FusedForward, why_not
 from tide_lm.serve.sampling import Sampling, whole_number
-from tide_lm.serve.step import LayerForward, why_opaque
+from tide_lm.serve.step import LayerForward
+from tide_lm.serve.weights import why_opaque
 
 Tokens = list[int | None]  # of one step: of each sequence, None after its end
 _KEPT_DECODERS = 4
@@ -53,14 +55,12 @@ class Engine:
         self._decoders: dict[Sampling, Decoder] = {}
         self._generations = 0
 
-    def _cache(self, together: bool) -> SlotCache:
-        like = self.model.get_input_embeddings().weight
-        return SlotCache(self.model.config, self.batch, self.length, like, together)
-
     def _forward(self) -> Forward:
+        like = self.model.get_input_embeddings().weight
+        cache = partial(SlotCache, self.model.config, self.batch, self.length, like)
         if self.why_not_fused is None:
             try:
-                return FusedForward(self.model, self._cache(together=True))
+                return FusedForward(self.model, cache(together=True))
             except ValueError as error:  # of a compiler that is not there, or too old
                 self.why_not_fused = str(error)
         rope = self.model.config.rope_parameters.get("rope_type")
@@ -69,10 +69,7 @@ class Engine:
                 "positions of type dynamic do not compile: on a GPU they need the kernel for one sequence "
                 f"(what keeps it from that: {self.why_not_fused})"
             )
-        cache = self._cache(together=False)
-        if why_opaque(self.model) is None:
-            return LayerForward(self.model, cache)
-        return ModelForward(self.model, cache)
+        return (LayerForward if why_opaque(self.model) is None else ModelForward)(self.model, cache())
 
     def generate(
         self,

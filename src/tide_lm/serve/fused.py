@@ -10,8 +10,7 @@ from tide_lm.ops.decode import DecodeKernel, DecodeShape
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import Forward
 from tide_lm.serve.sampling import Sampling
-from tide_lm.serve.step import why_opaque
-from tide_lm.serve.weights import is_plain, stack_weights
+from tide_lm.serve.weights import is_plain, stack_weights, why_opaque
 
 # Their angles depend on the position alone; so do dynamic ones, within the positions that the model knows.
 _ROPES = ("default", "linear", "llama3", "yarn", "dynamic")

@@ -14,29 +14,7 @@ from tide_lm import ops
 from tide_lm.model.memory import LayerMemory
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.decoder import ModelForward
-from tide_lm.serve.weights import ffn_parts, qkv_parts, stack_weights, why_not_stacked
-
-
-def why_opaque(model: PreTrainedModel) -> str | None:
-    """Return what keeps a model's layers from being run part by part, if anything does."""
-    if reason := why_not_stacked(model):
-        return reason
-    if hooked := [name for name, part in model.named_modules() if _has_hooks(part)]:
-        return f"a hook on {hooked[0] or 'the model'}"
-    known = "tide_lm.", "transformers.", "torch.", "builtins"
-    parts = [part for layer in model.model.layers for part in (layer, layer.self_attn, layer.mlp)]
-    kinds = [kind for part in parts for kind in type(part).__mro__]
-    if others := [kind for kind in kinds if not kind.__module__.startswith(known)]:
-        return f"layers of type {others[0].__name__}"
-    if patched := [part for part in parts if "forward" in vars(part)]:
-        return f"a changed forward of {type(patched[0]).__name__}"
-    return None
-
-
-def _has_hooks(part: nn.Module) -> bool:
-    """Tell whether there are hooks besides those that transformers leaves where states were asked for."""
-    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    return any(not hook.__module__.startswith("transformers.") for hook in hooks)
+from tide_lm.serve.weights import ffn_parts, qkv_parts, stack_weights
 
 
 class LayerForward(ModelForward):

@@ -4,7 +4,7 @@ Shapes: L layers, N rows, D of a vector.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,36 @@ from tide_lm.model import MemoryRouter
 from tide_lm.ops.decode import DecodeWeights
 
 
-def why_not_stacked(model: PreTrainedModel) -> str | None:
-    """Return what keeps a model's matrices from being moved together, if anything does."""
+def why_opaque(model: PreTrainedModel) -> str | None:
+    """Return what keeps a model's layers from running part by part, on stacked weights, if anything does."""
+    return next(_obstacles(model), None)
+
+
+def _obstacles(model: PreTrainedModel) -> Iterator[str]:
     if model.config.attention_bias or model.config.mlp_bias:
-        return "biases"
+        yield "biases"
     products = [part for part in model.model.layers.modules() if getattr(part, "weight", None) is not None]
-    if others := [part for part in products if part.weight.ndim == 2 and not is_plain(part)]:
-        return f"a {type(others[0]).__name__} in the place of a matrix, such as an adapter"
+    for part in products:
+        if part.weight.ndim == 2 and not is_plain(part):
+            yield f"a {type(part).__name__} in the place of a matrix, such as an adapter"
     if len(types := {str(part.weight.dtype) for part in products}) > 1:
-        return f"weights of {' and '.join(sorted(types))}"
-    return None
+        yield f"weights of {' and '.join(sorted(types))}"
+    for name, part in model.named_modules():
+        if _has_hooks(part):
+            yield f"a hook on {name or 'the model'}"
+    known = "tide_lm.", "transformers.", "torch.", "builtins"
+    for part in (part for layer in model.model.layers for part in (layer, layer.self_attn, layer.mlp)):
+        for kind in type(part).__mro__:
+            if not kind.__module__.startswith(known):
+                yield f"layers of type {kind.__name__}"
+        if "forward" in vars(part):
+            yield f"a changed forward of {type(part).__name__}"
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    """Tell whether there are hooks besides those that transformers leaves where states were asked for."""
+    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    return any(not hook.__module__.startswith("transformers.") for hook in hooks)
 
 
 def is_plain(part: nn.Module) -> bool:
