@@ -31,7 +31,7 @@ def test_several_prompts_are_written_with_what_follows_them(trained):
 
 def test_a_seed_draws_the_same_text_again(trained):
     drawn = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.95", "--seed")
-    first, again, other = (text_of(str(trained), "every", *drawn, seed) for seed in "113")
+    first, again, other = (text_of(str(trained), "every", *drawn, seed) for seed in "774")
     assert first == again != other
 
 
