@@ -38,8 +38,8 @@ def generate(
 
     if not fits_engine(model):
         for number, given in enumerate(ids):
-            for token in generate_plainly(model, given, max_new_tokens, sampling, stop):
-                put(number, token)
+            for new in generate_plainly(model, given, max_new_tokens, sampling, stop):
+                put(number, new)
             end(number)
         return texts
     longest = min(max(map(len, ids)) + max_new_tokens, model.config.max_position_embeddings)
