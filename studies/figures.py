@@ -51,7 +51,7 @@ def gains(study: Study, kinds: Sequence[Sequence[Kept]]) -> Panel:
 
     said = ", ".join(f"{name} {mean(values):.3f}" for name, values in found.items())
     title = "Gain over the base, by seed"
-    return Panel(title, f"Nats less than the base: {said}.", draw, height=1 + 0.3 * len(found))
+    return Panel(title, draw, 1 + 0.3 * len(found), f"Nats less than the base: {said}.")
 
 
 def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
@@ -71,7 +71,7 @@ def loss_by_tokens(kinds: Sequence[Sequence[Kept]]) -> Panel:
         token_axis(axes, "validation loss, nats")
 
     ends = ", ".join(f"{name_of(runs[0])} {mean(run.curve[-1][1] for run in runs):.3f}" for runs in kinds)
-    return Panel("Loss against tokens", f"Losses at the end: {ends}.", draw)
+    return Panel("Loss against tokens", draw, alt=f"Losses at the end: {ends}.")
 
 
 def cache_hits(cache: Mapping[str, Any]) -> Panel:
@@ -97,4 +97,5 @@ def cache_hits(cache: Mapping[str, Any]) -> Panel:
         legend(axes)
 
     said = ", ".join(f"{text} {rates[0]:.1f} to {rates[-1]:.1f} %" for text, rates in found.items())
-    return Panel("Rows found in memory", f"Hits from the smallest cache to the whole table: {said}.", draw)
+    alt = f"Hits from the smallest cache to the whole table: {said}."
+    return Panel("Rows found in memory", draw, alt=alt)

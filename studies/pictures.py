@@ -86,7 +86,7 @@ def _tokens(page: "Page") -> None:
 def _pairs(page: "Page") -> None:
     page.get_by_role("tab", name="Pairs").click()
     page.get_by_role("button", name="Compare").click()
-    page.get_by_role("img", name="After the last layer").wait_for()
+    page.get_by_role("img", name="Distance by layer").wait_for()
     page.wait_for_timeout(500)
 
 

@@ -120,11 +120,8 @@ def by_decile(runs: Sequence[Run]) -> Panel:
         decile_axis(axes, "nats less than the Llama")
 
     said = "; ".join(f"{name} {line[0].mean:.3f} to {line[-1].mean:.3f}" for name, line in found.items())
-    return Panel(
-        "Beside the Llama that goes on",
-        f"From the rarest decile to the commonest: {said}.",
-        draw,
-    )
+    alt = f"From the rarest decile to the commonest: {said}."
+    return Panel("Beside the Llama that goes on", draw, alt=alt)
 
 
 def _of(runs: Iterable[Run], name: str) -> list[Run]:

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 import pytest
 from command import tide_lm
 from report.conftest import SCRIPT
+from report.test_drawn import drawn
 
-from tide_lm.evaluate import tasks as evaluated
 from tide_lm.report import overview, paper
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import inline_svg, write
 from tide_lm.report.figures import benchmarks, collapse, compression, loss, memory, tokens, training
-from tide_lm.report.formatting import MINUS
+from tide_lm.report.formatting import MINUS, short
 from tide_lm.report.results import MissingError, open_runs
 
 OF_TIDE_ALONE = {"routing", "layer-drop", "bits", "ranks", "distances", "neighbours"}
@@ -39,7 +39,6 @@ def test_a_figure_is_a_readable_svg_and_a_png(name, two_runs, tmp_path):
     found = texts(svg.read_text())
     for panel in figure.panels(runs):
         assert panel.title.split(":")[0][:20] in " ".join(found)
-        assert panel.alt
     assert "mathdefault" not in " ".join(found)
     assert SCRIPT not in svg.read_text()
     assert "dc:date" not in svg.read_text()
@@ -72,10 +71,6 @@ def test_every_figure_and_table_of_the_paper_has_its_place():
     assert len(places) == len(set(places))
 
 
-def test_the_papers_tasks_are_those_that_are_evaluated():
-    assert {name: task.title for name, task in evaluated.TASKS.items()} == paper.TASKS
-
-
 def told(name: str, runs) -> dict[str, list[str]]:
     return {row.what: list(row.ours) for row in FIGURES[name].compare(runs)}
 
@@ -104,7 +99,7 @@ def test_the_values_are_those_of_the_results(two_runs):
     assert told("norms", runs)["mean norm rises from decile to decile"] == ["at 9 of 9 steps"] * 2
     assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == ["45.000", "44.800"]
     amplified = told("gradients", runs)["gradient of all tables over that of E's input, decile 0"]
-    assert amplified == ["not measured", "1.5 (K = 3)"]
+    assert amplified == ["no tables", "1.5 (K = 3)"]
     assert benchmarks.scores(base)[:2] == pytest.approx([30, 31])
     assert tokens.gradient_lines(tide)["all 3 tables together"] == [1.5] * 10
     assert memory.null_bank(tide.result("routing")["by_layer"][0])[0] == pytest.approx(0.1)
@@ -141,7 +136,7 @@ def test_forms_may_be_few_and_frequencies_unknown(two_runs, tmp_path):
     (tide,) = open_runs(two_runs[1:])
     result = tide.result("compression")
     result["forms"] = [form for form in result["forms"] if form["rank"] == 1]
-    assert "has none of the forms that it shows: run `tide-lm compress" in FIGURES["ranks"].missing(tide)
+    assert "has no form that the figure shows: run `tide-lm compress" in FIGURES["ranks"].missing(tide)
     for texts in (result["as_trained"], *(form["texts"] for form in result["forms"])):
         for name in texts:
             texts[name] = {"perplexity": texts[name]["perplexity"], "loss": 1.0, "tokens": 9}
@@ -170,6 +165,22 @@ def test_tokens_are_shown_as_they_are(two_runs, tmp_path):
     assert table.rows[0][2] == rf"␣Fred, {SCRIPT}, $x$, \n\x00"
     (svg,) = write(FIGURES["collapse"], open_runs(two_runs), tmp_path, ["svg"])
     assert "a$b$ / <script…rt(1)</script>" in texts(svg.read_text())
+
+
+def test_a_panel_says_in_words_what_is_drawn(two_runs):
+    runs = open_runs(two_runs)
+
+    def said(name: str, panel: int = 0) -> str:
+        return re.search('aria-label="([^"]*)"', inline_svg(FIGURES[name].panels(runs[-1:])[panel], "x"))[1]
+
+    axes = "loss, nats over frequency decile (0 rarest, 9 commonest)"
+    assert said("loss-by-decile") == f"Loss by decile: held-out text; {axes}; tide from 8.8 to 4.39"
+    assert said("distances") == "Distance between tables: tide; heat map from 0 to 0.9"
+    assert said("footprint").endswith(
+        "GB over memory blocks K; VRAM, 8 bits from 1 to 1; tables on SSD, 4 bits from 0 to 9.6"
+    )
+    assert said("layer-drop").endswith("layer whose memory is taken out; wiki from 2e+03 to 1")
+    assert said("norms", 1).endswith("; rare (10 tokens); common (10 tokens)")
 
 
 def test_panels_on_one_page_share_no_id(two_runs):
@@ -291,7 +302,8 @@ def test_a_perplexity_may_be_too_large_to_write(values, plant, tmp_path):
     for point, value in zip(runs[0].result("checkpoints")["points"], values, strict=True):
         point["perplexity"]["wiki"] = value
     assert write(FIGURES["perplexity"], runs, tmp_path / "out", ["svg"])
-    assert FIGURES["perplexity"].panels(runs)[0].alt.startswith("Lines: x too large to ")
+    drawn_of = inline_svg(FIGURES["perplexity"].panels(runs)[0], "x")
+    assert "; x" in re.search('aria-label="([^"]*)"', drawn_of)[1]
     last = "too large" if values[-1] is None else "50.000"
     assert told("perplexity", runs)["perplexity on wiki at the last checkpoint"] == [last]
 
@@ -360,6 +372,27 @@ def test_a_benchmark_on_few_samples_says_so_in_its_cell(two_runs):
     assert table.rows[1][2] == "30.0 ± 1.0 (50)"
     assert table.rows[1][-2] == "not measured"
     assert "tide: only the first samples" in table.caption
+
+
+def test_a_layer_drop_without_a_perplexity_is_not_measured(two_runs, tmp_path):
+    runs = open_runs(two_runs[1:])
+    runs[0].result("layer-drop")["texts"]["wiki"]["full"] = 0
+    assert told("layer-drop", runs)["perplexity without any"] == ["wiki not measured"]
+    assert write(FIGURES["layer-drop"], runs, tmp_path, ["svg"])
+
+
+def test_long_names_that_are_shortened_alike_stay_apart(plant, tmp_path):
+    names = ["base", *(f"a-run-whose-name-is-{letter}-so-long-that-it-is-cut" for letter in "xy")]
+    runs = open_runs([plant(tmp_path / name, only=("validation", "compression")) for name in names])
+    assert short(names[1]) == short(names[2])
+    changes = FIGURES["loss-by-decile"].panels(runs)[1]
+    assert len(drawn(changes)["bars"]) == 2 * 10
+    (tide, *_) = runs
+    result = tide.result("compression")
+    for texts in (result["as_trained"], *(form["texts"] for form in result["forms"])):
+        for letter in "xy":
+            texts[f"a-text-whose-name-is-{letter}-so-long-that-it-is-cut-too"] = texts["wiki"]
+    assert len(drawn(FIGURES["bits"].panels([tide])[0])["lines"]) == 3 + 1  # and one at zero
 
 
 def test_routing_says_what_it_was_measured_on(two_runs, tmp_path):

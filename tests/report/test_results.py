@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.results import MissingError, alike, open_runs
 
 
@@ -46,7 +47,7 @@ def test_a_missing_result_names_its_command(plant, tmp_path):
         ("norms", '{"subject": "x"}', "norms.subject is 'x'"),
         ("norms", '{"embedding": [0, 1]}', "norms.embedding has 2 items"),
         ("validation", '{"tokens": 1}', "validation has no 'loss'"),
-        ("validation", '{"loss": "x", "tokens": 1}', "validation.loss is 'x' and should be int or float"),
+        ("validation", '{"loss": "x", "tokens": 1}', "validation.loss is 'x' and should be int | float"),
         ("validation", '{"loss": 1, "tokens": 1, "loss_by_decile": []}', "loss_by_decile has 0 items"),
         ("perplexity", '{"texts": []}', "perplexity.texts is '[]'"),
         ("perplexity", '{"texts": {"x": {"loss": 1, "tokens": 1, "bytes": 1}}}', "has no 'window'"),
@@ -66,6 +67,55 @@ def test_a_broken_result_names_its_file(what, content, reason, plant, tmp_path):
     assert f"results/{what}.json is damaged" in str(raised.value)
     assert reason in str(raised.value)
     assert run.result("distances")
+
+
+def _without(*keys):
+    """Return a function that takes out a part of a result, named by the keys that lead to it."""
+
+    def take_out(result) -> None:
+        for key in keys[:-1]:
+            result = result[key]
+        del result[keys[-1]]
+
+    return take_out
+
+
+PAIRS = ("categories", "homophones")
+
+
+@pytest.mark.parametrize(
+    ("what", "spoil", "reason"),
+    [
+        ("collapse", _without(*PAIRS, "distance"), "categories.homophones has no 'distance'"),
+        ("collapse", _without(*PAIRS, "collapse_set"), "categories.homophones has no 'collapse_set'"),
+        ("collapse", _without(*PAIRS, "ffn"), "categories.homophones has no 'ffn'"),
+        ("collapse", _without(*PAIRS, "ffn", "slope"), "homophones.ffn has no 'slope'"),
+        ("collapse", _without(*PAIRS, "relative", 0), "relative has 1 items and should have 2"),
+        ("compression", _without("forms", 1, "texts", "wiki"), "forms[1].texts has no 'wiki'"),
+        ("checkpoints", _without("points", 0, "perplexity", "wiki"), "points[0].perplexity has no 'wiki'"),
+        ("neighbours", _without("rare", "jaccard", 0), "rare.jaccard has 2 items and should have 3"),
+        ("neighbours", _without("words", "asynchronously", "neighbours", 0), "has 3 items and should have 4"),
+        ("distances", _without("distance", 1, 0), "distance[1] has 3 items and should have 4"),
+        ("routing", _without("by_layer", 0, 3, 0), "by_layer[0][3] has 3 items and should have 4"),
+        ("norms", _without("spread", "edges", 0), "histogram has 3 items and should have 2"),
+        ("updates", _without("rows", "rare", "ids"), "updates.rows.rare has no 'ids'"),
+    ],
+)
+def test_a_result_that_lacks_what_a_figure_draws_names_the_part_and_the_command(
+    what, spoil, reason, plant, tmp_path
+):
+    path = plant(tmp_path / "x")
+    file = path / "results" / f"{what}.json"
+    result = json.loads(file.read_text())
+    spoil(result)
+    file.write_text(json.dumps(result))
+    (run,) = open_runs([path])
+    readers = [figure for figure in FIGURES.values() if figure.reads == what]
+    assert readers
+    for said in (run.damaged[what], *(figure.missing(run) for figure in readers)):
+        assert f"{file} is damaged (" in said
+        assert reason in said
+        assert f"make it again with `{run.maker(what)}`" in said
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"step": 1, "tokens": "x"}'])

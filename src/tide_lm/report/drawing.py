@@ -3,6 +3,7 @@
 matplotlib is imported where it is used, so that names and titles are known without it.
 """
 
+import html
 import re
 import textwrap
 import warnings
@@ -28,6 +29,7 @@ MARKERS = "os^Dvp"
 STROKES: tuple[Any, ...] = ("-", "--", ":", "-.")
 INK, GRID = "#1f2329", "#d5d9e0"  # as in figures.mplstyle
 HEATMAP = "cividis"
+LONGEST_LABEL = 40  # letters of a line that is no run
 WIDTH = 4.6  # inches of a panel: a phone's screen, at the size of its letters
 Values = Sequence[float | None]
 Lines = Mapping[Any, Values]  # by run, or by label
@@ -67,13 +69,25 @@ def inline_svg(panel: Panel, name: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
-    label = panel.alt.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    label = html.escape(panel.alt or _in_words(panel.title, sheet.axes[0]))
     return re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
         lambda found: f'<svg class="panel" viewBox="{found[1]}" role="img" aria-label="{label}">',
         svg,
         count=1,
     ).strip()
+
+
+def _in_words(title: str, axes: Axes) -> str:
+    """Describe what is drawn: the ends of each line and of each row of bars, and the span of a heat map."""
+    maps = [cells for image in axes.images if (cells := image.get_array()) is not None]
+    said = [f"heat map from {cells.min():.3g} to {cells.max():.3g}" for cells in maps]
+    for drawn, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        values = drawn.get_ydata() if hasattr(drawn, "get_ydata") else getattr(drawn, "datavalues", ())
+        known = [value for value in values if value == value]
+        said.append(f"{label} from {known[0]:.3g} to {known[-1]:.3g}" if known else label)
+    names = " over ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
+    return "; ".join(filter(None, (title, names, *said)))
 
 
 def _sheet(panels: Sequence[Panel]) -> "Canvas":
@@ -130,12 +144,15 @@ def numbers(values: Values) -> list[float]:
 def plot(
     axes: Axes, lines: Lines, places: Sequence[Any] | None = None, colours: Iterable[Any] = PALETTE
 ) -> None:
-    """Draw lines over their places, a run's in its own look and others by their labels."""
-    looks = zip(lines.items(), cycle(colours), cycle(MARKERS), strict=False)
-    for (name, values), colour, marker in looks:
-        named = {"color": colour, "marker": marker, "label": name}
-        style = look(name) if isinstance(name, Run) else named
+    """Draw lines over their places, a run's in its own look and others by their names."""
+    for (name, values), colour, marker in zip(lines.items(), cycle(colours), cycle(MARKERS), strict=False):
+        style = _look_of(name, colour, marker)
         axes.plot(range(len(values)) if places is None else places, numbers(values), **style)
+
+
+def _look_of(name: Any, colour: Any, marker: str | None = None) -> dict[str, Any]:
+    named = {"color": colour, "marker": marker, "label": short(str(name), LONGEST_LABEL)}
+    return look(name) if isinstance(name, Run) else named
 
 
 def by_decile(
@@ -150,6 +167,11 @@ def by_decile(
 
 def zero_line(axes: Axes) -> None:
     axes.axhline(0, color=INK, linewidth=0.8)
+
+
+def layer_axis(axes: Axes, what: str = "layer") -> None:
+    axes.set_xlabel(what)
+    axes.locator_params(axis="x", integer=True)
 
 
 def decile_axis(axes: Axes, what: str) -> None:
@@ -193,12 +215,13 @@ def log_scale(axes: Axes, **options: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter() if options or high > 10 * low else plain)
 
 
-def bars(axes: Axes, groups: Mapping[str, Values], colours: Sequence[Any], share: float = 0.8) -> None:
+def bars(axes: Axes, groups: Lines, share: float = 0.8) -> None:
     """Draw bars side by side at each place, one of each group; together they fill so much of it."""
     width = share / len(groups)
-    for number, ((label, values), colour) in enumerate(zip(groups.items(), colours, strict=False)):
+    for number, ((name, values), colour) in enumerate(zip(groups.items(), PALETTE, strict=False)):
         places = [place - share / 2 + width * (number + 0.5) for place in range(len(values))]
-        axes.bar(places, numbers(values), width, color=colour, label=label)
+        style = _look_of(name, colour)
+        axes.bar(places, numbers(values), width, color=style["color"], label=style["label"])
 
 
 def heatmap(

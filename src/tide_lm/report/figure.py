@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tide_lm.report.formatting import short
 from tide_lm.report.results import MissingError, Run
 
 if TYPE_CHECKING:
@@ -16,12 +18,21 @@ Runs = Sequence[Run]
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes. `alt` describes it to those who cannot see it."""
+    """One set of axes. `alt` describes it to those who cannot see it, if what is drawn does not."""
 
     title: str
-    alt: str
     draw: Callable[[Axes], Any]
     height: float = 3.2
+    alt: str = ""
+
+
+class Each(NamedTuple):
+    """A panel of one run: `draw` is given the axes and the run, of which `shows` says if it has anything."""
+
+    title: str
+    draw: Callable[..., Any]  # axes, run
+    height: float = 3.2
+    shows: Callable[[Run], Any] = lambda run: True
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,6 @@ class Table:
     numbers: bool = True
 
 
-def nothing(runs: Runs) -> list[Any]:
-    return []
-
-
 def beside(
     statements: Collection[tuple[str, str, str]], *ours: Callable[[Run], str]
 ) -> Callable[[Runs], list[Comparison]]:
@@ -58,16 +65,22 @@ def beside(
     return compare
 
 
-def of_each(panel: Callable[[Run], Panel]) -> Callable[[Runs], list[Panel]]:
-    """Draw one panel for each run."""
-    return lambda runs: [panel(run) for run in runs]
+def of_each(*panels: Each) -> Callable[[Runs], list[Panel]]:
+    """Draw these panels of each run."""
+    return lambda runs: [
+        Panel(f"{one.title}: {short(run.name)}", partial(one.draw, run=run), one.height)
+        for run in runs
+        for one in panels
+        if one.shows(run)
+    ]
 
 
 @dataclass(frozen=True)
 class Figure:
     """One figure or table of the paper, drawn from the results of runs.
 
-    `needs` names the results it reads. `check` raises MissingError for anything else that a run lacks.
+    `reads` names the result it reads, whose shape is checked as it is opened. If that is not enough, `find`
+    returns what else it needs of a run, and `lacks` names that where there is none.
     """
 
     name: str
@@ -75,11 +88,12 @@ class Figure:
     title: str
     says: str
     panels: Callable[[Runs], list[Panel]]
-    needs: tuple[str, ...] = ()
-    check: Callable[[Run], Any] = lambda run: None
+    reads: str
+    find: Callable[[Run], Any] | None = None
+    lacks: str = ""
     at_least: int = 1  # runs
-    compare: Callable[[Runs], list[Comparison]] = nothing
-    tables: Callable[[Runs], list[Table]] = nothing
+    compare: Callable[[Runs], list[Comparison]] = lambda runs: []
+    tables: Callable[[Runs], list[Table]] = lambda runs: []
     of_memory: bool = False  # which a base model cannot have
 
     def missing(self, run: Run) -> str | None:
@@ -87,12 +101,10 @@ class Figure:
         if self.of_memory and run.blocks == 0:
             return f"{run.path} has no memory, which {self.name} shows: give a TIDE model"
         try:
-            for what in self.needs:
-                run.result(what)
-            self.check(run)
+            found = self.find(run) if self.find else run.result(self.reads)
         except MissingError as error:
             return str(error)
-        return None
+        return None if found else f"{run.path} has no {self.lacks}: {run.cure(self.reads)}"
 
     def demand(self, runs: Runs) -> None:
         """Raise MissingError unless it can be drawn of all these runs."""

@@ -1,12 +1,12 @@
 """Numbers, tokens and names as readers see them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING, Context
 from itertools import pairwise
-from typing import Any
 
 NOT_MEASURED = "not measured"
 MINUS = "\N{MINUS SIGN}"
+DECILE_NAMES = ("0, rarest", *map(str, range(1, 9)), "9, commonest")
 
 
 def number(value: float | None, spec: str = ".3f") -> str:
@@ -65,13 +65,6 @@ def _in_units(value: float | None, units: Sequence[tuple[float, str]], spec: str
 def ends(values: Sequence[float | None], shown: Callable[[float | None], str] = number) -> str:
     """Return the first and the last of some values in words."""
     return f"{shown(values[0])} to {shown(values[-1])}"
-
-
-def ends_of_lines(
-    lines: Mapping[Any, Sequence[float | None]], shown: Callable[[float | None], str] = number
-) -> str:
-    """Return the ends of each line in words, after its name."""
-    return "; ".join(f"{name} {ends(values, shown)}" for name, values in lines.items())
 
 
 def three_digits(value: float | None) -> str:

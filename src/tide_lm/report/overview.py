@@ -1,13 +1,12 @@
 """Runs side by side: their settings, their losses, and how each number was made."""
 
-import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tide_lm.report.figure import Runs, Table
 from tide_lm.report.figures.loss import change, sources
 from tide_lm.report.figures.training import perplexities, stated_perplexity
-from tide_lm.report.formatting import MINUS, NOT_MEASURED, difference, number, quantity
+from tide_lm.report.formatting import DECILE_NAMES, MINUS, NOT_MEASURED, difference, number, quantity
 from tide_lm.report.results import Run
 
 ROWS = {
@@ -18,6 +17,9 @@ ROWS = {
 }
 
 
+Environment = tuple[tuple[str, str], ...]  # names and values
+
+
 class Headline(NamedTuple):
     """A difference in loss to the first run."""
 
@@ -26,13 +28,6 @@ class Headline(NamedTuple):
     group: str
     change: float
     losses: str
-
-
-class Origin(NamedTuple):
-    """Results that were made in one environment, and the commands that made them."""
-
-    environment: list[tuple[str, str]]
-    commands: list[tuple[str, str]]
 
 
 def facts(runs: Runs) -> Table:
@@ -65,40 +60,32 @@ def losses(runs: Runs) -> list[Table]:
     if not all(run.losses for run in runs):
         return []
     first, *others = runs
-    names = ["0, rarest", *map(str, range(1, 9)), "9, commonest"]
     columns = ["decile", "tokens", first.name]
     for run in others:
         columns += [run.name, f"{run.name} {MINUS} {first.name}"]
     tables = []
     for source in sources(runs):
-        found = {run: run.losses[source] for run in runs}
-        tokens = found[first]["tokens_by_decile"]
-        rows = [
-            _row(name, tokens[decile], [found[run]["loss_by_decile"][decile] for run in runs])
-            for decile, name in enumerate(names)
-        ]
-        rows += [
-            _row(name, found[first][group]["tokens"], [found[run][group]["loss"] for run in runs])
-            for group, name in ROWS.items()
-        ]
-        rows.append(_row("all", found[first]["tokens"], [found[run]["loss"] for run in runs]))
+        names = (*DECILE_NAMES, *ROWS.values(), "all")
+        rows = list(map(_row, names, *(_column(run.losses[source]) for run in runs)))
         what = "the held-out text of the training data" if source == "validation" else source
         caption = f"Loss in nats on {what}, by the frequency of the predicted token"
         tables.append(Table(caption, columns, rows))
     return tables
 
 
-def _row(name: str, tokens: int, values: list[float | None]) -> tuple[str, ...]:
-    first, *others = values
-    cells = [_loss(first)]
-    for value in others:
-        apart = change(value, first)
-        cells += [_loss(value), "-" if apart is None else difference(apart)]
-    return (name, f"{tokens:,}", *cells)
+def _column(result: dict[str, Any]) -> list[tuple[float | None, int]]:
+    """Return losses and tokens by decile, by group, and of all."""
+    deciles = zip(result["loss_by_decile"], result["tokens_by_decile"], strict=True)
+    parts = [*(result[group] for group in ROWS), result]
+    return [*deciles, *((part["loss"], part["tokens"]) for part in parts)]
 
 
-def _loss(value: float | None) -> str:
-    return "-" if value is None else number(value)
+def _row(name: str, first: tuple[float | None, int], *others: tuple[float | None, int]) -> list[str]:
+    value, tokens = first
+    cells = [name, f"{tokens:,}", number(value)]
+    for other, _ in others:
+        cells += [number(other), difference(change(other, value))]
+    return [cell.replace(NOT_MEASURED, "-") for cell in cells]
 
 
 def headlines(runs: Runs) -> list[Headline]:
@@ -118,28 +105,25 @@ def headlines(runs: Runs) -> list[Headline]:
     return found
 
 
-def origins(run: Run) -> list[Origin]:
-    """Return commands in the order of their files, grouped by environment."""
-    grouped: dict[str, Origin] = {}
+def origins(run: Run) -> dict[Environment, list[tuple[str, str]]]:
+    """Return results and their commands in the order of their files, by the environment of each."""
+    grouped: dict[Environment, list[tuple[str, str]]] = {}
     made_of = {f"results/{name}.json": result for name, result in run.results.items() if name != "perplexity"}
     made_of |= {f"results/perplexity.json, {name}": text for name, text in run.texts.items()}
     for name, result in made_of.items():
-        made = result.get("provenance")
-        if made is None:
-            continue
-        environment = _environment(made)
-        origin = grouped.setdefault(json.dumps(environment), Origin(environment, []))
-        seed = "" if made.get("seed") is None else f", seed {made['seed']}"
-        origin.commands.append((f"{name}{seed}", made.get("command", "not known")))
-    return list(grouped.values())
+        if made := result.get("provenance"):
+            seed = "" if made.get("seed") is None else f", seed {made['seed']}"
+            command = (f"{name}{seed}", made.get("command", "not known"))
+            grouped.setdefault(_environment(made), []).append(command)
+    return grouped
 
 
-def _environment(made: dict[str, Any]) -> list[tuple[str, str]]:
+def _environment(made: dict[str, Any]) -> Environment:
     machine = made.get("machine", {})
     gpus = ", ".join(machine.get("gpus") or ()) or "no GPU"
     packages = {"Python": made.get("python"), **made.get("versions", {})}
-    return [
+    return (
         ("commit", made.get("commit") or "not known"),
         ("versions", ", ".join(f"{name} {version}" for name, version in packages.items())),
         ("machine", f"{machine.get('cpu')}, {machine.get('cores')} cores, {gpus}; {machine.get('system')}"),
-    ]
+    )

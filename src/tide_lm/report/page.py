@@ -16,8 +16,6 @@ from tide_lm.report.formatting import NOT_MEASURED, difference
 from tide_lm.report.results import Run, open_runs
 from tide_lm.run.files import write_atomically
 
-Damage = dict[str, list[Figure]]  # by what is wrong, the figures that it is left out of
-
 
 def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lambda line: None) -> Path:
     """Write the page of these runs; the others are compared with the first.
@@ -27,33 +25,27 @@ def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lamb
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name the file to write, as in {out / 'index.html'}")
     opened = open_runs(runs)
-    damage: Damage = {reason: [] for run in opened for reason in run.damaged.values()}
-    page = render(opened, damage)
+    page = render(opened)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
-    for reason in damage:
-        warn(reason)
+    for run in opened:
+        for reason in run.damaged.values():
+            warn(reason)
     return out
 
 
-def render(runs: Sequence[Run], damage: Damage) -> str:
-    """Return the page; each figure that something damaged is missing from is added to its reason."""
+def render(runs: Sequence[Run]) -> str:
+    """Return the page."""
     sections, missing = [], []
     for figure in FIGURES.values():
         reasons = {run: reason for run in runs if (reason := figure.missing(run))}
-        for reason in damage.keys() & set(reasons.values()):
-            damage[reason].append(figure)
         usable = [run for run in runs if run not in reasons]
-        lacking = {run: reason for run, reason in reasons.items() if reason not in damage}
-        if usable and not figure.too_few(usable):
-            sections.append(_section(figure, usable))
-            missing += [
-                (figure, reason)
-                for run, reason in lacking.items()
-                if not (figure.of_memory and run.blocks == 0)
-            ]
-        elif lacking or usable:
-            missing.append((figure, _reason(lacking) or figure.too_few(usable) or NOT_MEASURED))
+        if figure.too_few(usable):
+            missing.append((figure, _reason(reasons) or figure.too_few(usable)))
+            continue
+        sections.append(_section(figure, usable))
+        others = (run for run in reasons if not (figure.of_memory and run.blocks == 0))
+        missing += [(figure, reasons[run]) for run in others]
     environment = templates("report")
     environment.filters["difference"] = difference
     return environment.get_template("page.html.jinja").render(
@@ -64,7 +56,6 @@ def render(runs: Sequence[Run], damage: Damage) -> str:
         losses=overview.losses(runs),
         sections=sections,
         missing=missing,
-        damage=damage,
         elsewhere=paper.ELSEWHERE,
         origins={run.name: overview.origins(run) for run in runs},
         not_measured=NOT_MEASURED,
@@ -83,15 +74,18 @@ def templates(room: str, **options: Any) -> Environment:
     )
 
 
+def drawings(figure: Figure, runs: Runs) -> list[Markup]:
+    """Return the panels of a figure, each with ids of its own."""
+    panels = enumerate(figure.panels(runs))
+    return [Markup(inline_svg(panel, f"{figure.name}-{number}")) for number, panel in panels]
+
+
 def _section(figure: Figure, runs: Runs) -> dict[str, Any]:
     """Return what the template shows of a figure; it escapes all but the drawings, which are markup."""
     return {
         "figure": figure,
         "runs": runs,
-        "panels": [
-            Markup(inline_svg(panel, f"{figure.name}-{number}"))
-            for number, panel in enumerate(figure.panels(runs))
-        ],
+        "panels": drawings(figure, runs),
         "tables": figure.tables(runs),
         "comparisons": figure.compare(runs),
     }

@@ -5,16 +5,9 @@ A statement says what it is about, what the paper has, and where.
 
 from typing import NamedTuple
 
-TASKS = {  # by lm-eval's names, those of Table 2's columns
-    "arc_challenge": "ARC-C",
-    "arc_easy": "ARC-E",
-    "boolq": "BoolQ",
-    "hellaswag": "HellaSwag",
-    "lambada_openai": "LAMBADA",
-    "openbookqa": "OBQA",
-    "piqa": "PIQA",
-    "sciq": "SciQ",
-}
+from tide_lm.evaluate import tasks
+
+TASKS = {name: task.title for name, task in tasks.TASKS.items()}  # Table 2's columns, by lm-eval's names
 
 
 class Benchmarks(NamedTuple):
@@ -42,31 +35,25 @@ TABLE_2 = (
 PERPLEXITIES = {"WikiText-2": 10.088, "PubMed": 11.100, "DCLM": 16.108}
 
 # Section 3.3.2, TIDE-8E-1B against LLaMA-Base-1B at 200B tokens: nats gained, and share of the base's loss.
-GAIN_RAREST, GAIN_COMMONEST, GAIN_RATIO = (0.704, 0.090), (0.068, 0.024), 4.8
+GAINS = {0: ("rarest", 0.704, 0.090), 9: ("commonest", 0.068, 0.024)}  # by decile
+GAIN_RATIO = 4.8
 
 # Section 4.1 on Figure 7, 1B models: rare loss at K = 0 and 24, and what common tokens gain.
 RARE_LOSS, COMMON_CHANGE = (6.671, 6.250), -0.075
 
 # By row of results/updates.json. Table 1 assumes 200B tokens, in batches of 8 sequences of 2,048.
-UPDATES = {
-    "0": ("expected updates, hapax (rarest)", "1,660 (f = 8.3e-9)", "Table 1"),
-    "1": ("expected updates, near-hapax", "6,640 (f = 3.3e-8)", "Table 1"),
-    "2": ("expected updates, uncommon", "16,600 (f = 8.3e-8)", "Table 1"),
-    "mid": ("expected updates, mid", "1e5 to 1e6 (f = about 1e-6)", "Table 1"),
-    "common": (
-        "expected updates, common (highest)",
-        "1.66e9, which is occurrences: 1.22e7 by its formula (f = 8.3e-3)",
-        "Table 1",
-    ),
+_UPDATES = {
+    "0": ("hapax (rarest)", "1,660 (f = 8.3e-9)"),
+    "1": ("near-hapax", "6,640 (f = 3.3e-8)"),
+    "2": ("uncommon", "16,600 (f = 8.3e-8)"),
+    "mid": ("mid", "1e5 to 1e6 (f = about 1e-6)"),
+    "common": ("common (highest)", "1.66e9, which is occurrences: 1.22e7 by its formula (f = 8.3e-3)"),
 }
+UPDATES = {row: (f"expected updates, {name}", stated, "Table 1") for row, (name, stated) in _UPDATES.items()}
 NORMS = (
     ("mean norm rises from decile to decile", "at every step, for the base model", "Figure 1a"),
     ("standard deviation of norms, rare and common", "wide and narrow; no number", "Figure 1b"),
-    (
-        "change of the mean norm over the checkpoints, decile 0 and 9",
-        "falls and rises; no number",
-        "Figure 1c",
-    ),
+    ("change of the mean norm, decile 0 and 9, over checkpoints", "falls and rises; no number", "Figure 1c"),
 )
 _AMPLIFICATION = "K, if each table's gradient is as large as E's", "Proposition 3.2"
 AMPLIFICATION = {
@@ -86,24 +73,21 @@ COLLAPSE = (  # layers, and the distance of pairs there
     ("last", -1, "farther apart, numbers least; no number"),
 )
 LARGEST_BLOCK = 0.31
+_FIGURE_10 = "section 4.2, Figure 10"
 ROUTING = (  # in the last layer
-    ("null bank, last layer, rarest to commonest decile", "0.530 to 0.889", "section 4.2, Figure 10"),
-    ("its weight does not fall from decile to decile", "at all 9 steps", "section 4.2, Figure 10"),
-    (
-        "largest weight of a block on the rarest decile",
-        f"about {LARGEST_BLOCK} (M5 of 8)",
-        "section 4.2, Figure 10",
-    ),
+    ("null bank, last layer, rarest to commonest decile", "0.530 to 0.889", _FIGURE_10),
+    ("its weight does not fall from decile to decile", "at all 9 steps", _FIGURE_10),
+    ("largest weight of a block on the rarest decile", f"about {LARGEST_BLOCK} (M5 of 8)", _FIGURE_10),
 )
-_LAYER_DROP = {
-    "layer 0": (range(1), "more than 1,000 % on every text, 1.09e6 % on PubMed"),
-    "layer 1": (range(1, 2), "+8.1 % to +12.9 %"),
-    "one of layers 4 to 12": (range(4, 13), "less than about 2 % each"),
-    "layer 13": (range(13, 14), "a second peak; no number"),
-}
+_LAYER_DROP = (
+    ("layer 0", range(1), "more than 1,000 % on every text, 1.09e6 % on PubMed"),
+    ("layer 1", range(1, 2), "+8.1 % to +12.9 %"),
+    ("one of layers 4 to 12", range(4, 13), "less than about 2 % each"),
+    ("layer 13", range(13, 14), "a second peak; no number"),
+)
 LAYER_DROP = {  # K = 24
     layers: (f"perplexity without {name}", stated, "appendix H, Figure 11")
-    for name, (layers, stated) in _LAYER_DROP.items()
+    for name, layers, stated in _LAYER_DROP
 }
 _TABLE_5, _FIGURE_12 = "appendix J, Table 5", "appendix J, Figure 12"
 BITS = {  # by form of the tables, TIDE-8E-1B

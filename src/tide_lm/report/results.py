@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tide_lm.report.schema import NUMBER_OR_NULL, check, check_result
 from tide_lm.run.directory import RunDirectory
@@ -14,6 +14,7 @@ from tide_lm.spec import estimate
 
 MAKERS = {  # the commands that make results; others are analyses that need no more
     "validation": "tide-lm train --resume --run {model}",
+    "metrics": "tide-lm train --resume --run {model}",
     "perplexity": "tide-lm evaluate {model} --text FILE",
     "checkpoints": "tide-lm evaluate {model} --text FILE --all-checkpoints",
     "benchmarks": "tide-lm evaluate {model} --benchmarks DIR",
@@ -22,9 +23,12 @@ MAKERS = {  # the commands that make results; others are analyses that need no m
     "layer-drop": "tide-lm analyze layer-drop {model} --text FILE",
     "neighbours": "tide-lm analyze neighbours {model} --token WORD",
 }
-OF_TRAINING = ("validation", "checkpoints", "gradients")
+OF_TRAINING = ("validation", "metrics", "checkpoints", "gradients")
 BY_FREQUENCY = ("norms", "updates", "routing", "neighbours")
 BY_DECILE = {"loss_by_decile", "tokens_by_decile", "rare", "mid", "common", "unbinned"}
+
+
+Key = TypeVar("Key")
 
 
 class MissingError(ValueError):
@@ -129,18 +133,23 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
 
 def open_run(path: Path, name: str, place: int = 0) -> Run:
     """Read all that figures and pages show of a run directory."""
-    found = {file.stem: _read(file) for file in sorted((path / "results").glob("*.json"))}
-    metrics = _read_metrics(RunDirectory(path).metrics)
-    parts = {**found, "metrics": metrics}
-    return Run(
-        path,
-        name,
-        place,
-        results={what: result for what, result in found.items() if isinstance(result, dict)},
-        metrics=metrics if isinstance(metrics, list) else [],
-        config=_read_config(path),
-        damaged={what: error for what, error in parts.items() if isinstance(error, str)},
-    )
+    run = Run(path, name, place, {}, [], _read_config(path))
+    broken: dict[Path, Exception] = {}
+    for file in sorted((path / "results").glob("*.json")):
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            check_result(file.stem, found)
+            run.results[file.stem] = found
+        except (OSError, ValueError) as error:
+            broken[file] = error
+    for file, what in broken.items():
+        cure = f"remove it, or make it again with `{run.maker(file.stem)}`"
+        run.damaged[file.stem] = f"{file} is damaged ({what}): {cure}"
+    try:
+        run.metrics.extend(_read_metrics(RunDirectory(path).metrics))
+    except ValueError as error:
+        run.damaged["metrics"] = str(error)
+    return run
 
 
 def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
@@ -157,7 +166,7 @@ def alike(runs: Sequence[Run], what: str, key: str) -> dict[str, Run]:
     return {", ".join(run.name for run in group): group[0] for group in groups.values()}
 
 
-def shared(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+def shared(parts: Iterable[Mapping[Key, Any]]) -> list[Key]:
     """Return the keys that all have, in the order of the first."""
     first, *others = parts
     return [key for key in first if all(key in other for other in others)]
@@ -175,21 +184,12 @@ def _read_config(path: Path) -> RunConfig | None:
         ) from error
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]] | str:
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all records but a half-written last line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         records = [json.loads(line) for line in lines]
-        check(records, [{"step": int, "tokens": int, "loss?": NUMBER_OR_NULL}], "line")
+        check(records, [{"step": int, "tokens": int, "loss?": NUMBER_OR_NULL}], "line", {})
     except ValueError as error:
-        return f"{path} has a line that is no record of a step ({error}): remove it"
+        raise ValueError(f"{path} has a line that is no record of a step ({error}): remove it") from None
     return records
-
-
-def _read(path: Path) -> dict[str, Any] | str:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        check_result(path.stem, found)
-    except (OSError, ValueError) as error:
-        return f"{path} is damaged ({error}): make it again, or remove it"
-    return found

@@ -39,8 +39,7 @@ def _panels(runs: Runs) -> list[Panel]:
         axes.set_xlabel("score in percent, and its standard error")
         legend(axes)
 
-    averages = "; ".join(f"{run} average {_average(run)}" for run in runs)
-    return [Panel("Zero-shot benchmarks", f"Points for eight tasks: {averages}", draw, height=4.2)]
+    return [Panel("Zero-shot benchmarks", draw, height=4.2)]
 
 
 def _tables(runs: Runs) -> list[Table]:
@@ -96,7 +95,7 @@ BENCHMARKS = Figure(
     title="Zero-shot benchmarks",
     says="Normalised accuracy, but plain accuracy for BoolQ and LAMBADA. A model of a few million parameters "
     "is near chance on most of these tasks.",
-    needs=("benchmarks",),
+    reads="benchmarks",
     panels=_panels,
     tables=_tables,
 )

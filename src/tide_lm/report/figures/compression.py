@@ -1,14 +1,15 @@
 """What smaller tables cost: fewer bits, and lower ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import MARKERS, PALETTE, decile_axis, legend, log_scale, numbers, plot, zero_line
-from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside
-from tide_lm.report.formatting import NOT_MEASURED, difference, percent, percents, short
-from tide_lm.report.results import MissingError, Run
+from tide_lm.report.figure import Axes, Each, Figure, Runs, Table, beside, of_each
+from tide_lm.report.formatting import NOT_MEASURED, difference, percent, percents
+from tide_lm.report.results import BY_DECILE, Run
 
 Result = Mapping[str, Any]  # results/compression.json
 Form = Mapping[str, Any]  # of its `forms`
@@ -24,27 +25,23 @@ def _has_lower_rank(form: Form) -> bool:
 
 
 def _halves_rank(form: Form) -> bool:
-    return form["rank"] == 0.5 and form["bits"] == 16 and (form["blocks"] == "joint" or not form["weighted"])
+    plain = form["blocks"] == "joint" or not form.get("weighted")
+    return form["rank"] == 0.5 and form["bits"] == 16 and plain
 
 
-def _family(form: Form) -> str:
+def _way(form: Form) -> str:
+    """Return which of _WAYS a form is made smaller in."""
     if form["rank"] == 1:
-        return "fewer bits"
-    if form["bits"] < 16:
-        return "rank and bits"
-    if form["blocks"] == "uneven" or form["weighted"]:
-        return "rank, uneven or weighted"
-    return (
-        "rank of all blocks together" if form["blocks"] == "joint" else "rank of each block, as in the paper"
-    )
+        return "bits"
+    return "both" if form["bits"] < 16 else "uneven" if form.get("weighted") else form["blocks"]
 
 
-_FAMILIES = {  # with the strokes between their points
-    "fewer bits": "-",
-    "rank of each block, as in the paper": "-",
-    "rank of all blocks together": "-",
-    "rank, uneven or weighted": "none",
-    "rank and bits": "none",
+_WAYS = {  # with their names, and the strokes between their points
+    "bits": ("fewer bits", "-"),
+    "even": ("rank of each block, as in the paper", "-"),
+    "joint": ("rank of all blocks together", "-"),
+    "uneven": ("rank, uneven or weighted", "none"),
+    "both": ("rank and bits", "none"),
 }
 
 
@@ -67,28 +64,27 @@ def worst_change(result: Result, form: Form) -> float | None:
     return max(value for value in found if value is not None) if None not in found else None
 
 
-def _worst_of_each(run: Run, forms: Sequence[Form]) -> str:
-    result = run.result("compression")
-    return ", ".join(f"{form['form']} {percent(worst_change(result, form), 2)}" for form in forms)
-
-
 def rare_change(result: Result, form: Form) -> float | None:
     """Return the nats that rare tokens lose in all texts together; None where frequencies were not known."""
     return _lost(result, form, lambda text: (text["rare"]["loss"], text["rare"]["tokens"]))
 
 
 def by_decile(result: Result, form: Form) -> list[float | None]:
-    def part(text: Form, decile: int) -> tuple[float | None, int]:
-        return text["loss_by_decile"][decile], text["tokens_by_decile"][decile]
+    """Return the nats that the tokens of each decile lose in all texts together."""
 
-    return [_lost(result, form, partial(part, decile=decile)) for decile in range(10)]
+    def lost(decile: int) -> float | None:
+        return _lost(
+            result, form, lambda text: (text["loss_by_decile"][decile], text["tokens_by_decile"][decile])
+        )
+
+    return [lost(decile) for decile in range(10)]
 
 
 def _lost(result: Result, form: Form, part: Callable[[Form], tuple[float | None, int]]) -> float | None:
-    texts = form["texts"]
-    if any("rare" not in text for text in texts.values()):
+    pairs = [(text, result["as_trained"][name]) for name, text in form["texts"].items()]
+    if not all(text.keys() >= BY_DECILE for pair in pairs for text in pair):
         return None
-    found = [(*part(texts[name]), part(result["as_trained"][name])[0]) for name in texts]
+    found = [(*part(text), part(before)[0]) for text, before in pairs]
     lost = [(after - before) * tokens for after, tokens, before in found if after is not None and before]
     tokens = sum(tokens for _, tokens, _ in found)
     return sum(lost) / tokens if tokens else None
@@ -104,63 +100,36 @@ def _change_axis(axes: Axes, linear: float, what: str) -> None:
     legend(axes)
 
 
-def _bits_panel(run: Run) -> Panel:
+def _draw_bits(axes: Axes, run: Run) -> None:
     forms = _chosen(run, _has_full_rank)
     found = [changes(run.result("compression"), form) for form in forms]
-
-    def draw(axes: Axes) -> None:
-        lines = {short(text): percents([change.get(text) for change in found]) for text in found[0]}
-        plot(axes, lines, places=[str(form["bits"]) for form in forms])
-        axes.set_xlabel("bits of a number")
-        _change_axis(axes, 0.01, "change of perplexity, %")
-
-    worst = _worst_of_each(run, forms)
-    alt = f"Lines of perplexity over bits, one for each text of {run}; of the worst text {worst}"
-    return Panel(f"Perplexity in fewer bits: {short(run.name)}", alt, draw, height=4.2)
+    lines = {text: percents([change[text] for change in found]) for text in found[0]}
+    plot(axes, lines, places=[str(form["bits"]) for form in forms])
+    axes.set_xlabel("bits of a number")
+    _change_axis(axes, 0.01, "change of perplexity, %")
 
 
-def _ranks_panel(run: Run) -> Panel:
-    result = run.result("compression")
-    families = {name: _chosen(run, lambda form: _family(form) == name) for name in _FAMILIES}  # noqa: B023
-
-    def draw(axes: Axes) -> None:
-        for (name, forms), colour, marker in zip(families.items(), PALETTE, MARKERS, strict=False):
-            forms = sorted(forms, key=lambda form: form["relative_bytes"])
-            axes.plot(
-                [100 * form["relative_bytes"] for form in forms],
-                numbers(percents([worst_change(result, form) for form in forms])),
-                color=colour,
-                marker=marker,
-                linestyle=_FAMILIES[name],
-                label=name,
-            )
-        axes.set_xlabel("bytes, % of the tables in 16 bits")
-        _change_axis(axes, 0.1, "change of perplexity, worst text, %")
-
-    worst = _worst_of_each(run, [form for forms in families.values() for form in forms])
-    alt = f"Lines of bytes against the perplexity of the worst text of {run}: {worst}"
-    return Panel(f"Bytes against perplexity: {short(run.name)}", alt, draw, height=4.2)
+def _draw_ranks(axes: Axes, run: Run) -> None:
+    for (way, (name, stroke)), colour, marker in zip(_WAYS.items(), PALETTE, MARKERS, strict=False):
+        forms = _chosen(run, lambda form: _way(form) == way)  # noqa: B023
+        forms.sort(key=lambda form: form["relative_bytes"])
+        changed = percents([worst_change(run.result("compression"), form) for form in forms])
+        style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": stroke, "label": name}
+        axes.plot([100 * form["relative_bytes"] for form in forms], numbers(changed), **style)
+    axes.set_xlabel("bytes, % of the tables in 16 bits")
+    _change_axis(axes, 0.1, "change of perplexity, worst text, %")
 
 
-def _deciles_panel(run: Run, title: str, wanted: Wanted) -> list[Panel]:
-    result = run.result("compression")
-    lines = {form["form"]: by_decile(result, form) for form in _chosen(run, wanted)}
+def _by_decile(title: str, wanted: Wanted) -> Each:
+    def lines(run: Run) -> dict[str, list[float | None]]:
+        return {form["form"]: by_decile(run.result("compression"), form) for form in _chosen(run, wanted)}
 
-    def draw(axes: Axes) -> None:
-        plot(axes, lines)
+    def draw(axes: Axes, run: Run) -> None:
+        plot(axes, lines(run))
         zero_line(axes)
         decile_axis(axes, "more loss, nats")
 
-    if not any(value is not None for values in lines.values() for value in values):
-        return []
-    lost = "; ".join(f"{name} {difference(values[0])} on the rarest" for name, values in lines.items())
-    return [Panel(f"{title}: {short(run.name)}", f"Lines over ten deciles: {lost}", draw, height=4.6)]
-
-
-def _check_forms(run: Run, wanted: Wanted) -> None:
-    run.result("compression")
-    if not _chosen(run, wanted):
-        raise MissingError(f"{run.path} has none of the forms that it shows: {run.cure('compression')}")
+    return Each(title, draw, 4.6, lambda run: any(value is not None for value in chain(*lines(run).values())))
 
 
 def _tables(runs: Runs, wanted: Wanted) -> list[Table]:
@@ -188,37 +157,40 @@ def _change_of_form(run: Run, name: str) -> str:
     return ", ".join(f"{text} {percent(change, 2)}" for text, change in more.items()) or NOT_MEASURED
 
 
-BITS = Figure(
-    of_memory=True,
+def _figure(wanted: Wanted, stated: Mapping[str, tuple[str, str, str]], **described: Any) -> Figure:
+    """Return a figure of the forms that are wanted, beside what the paper states of some by name."""
+    return Figure(
+        of_memory=True,
+        reads="compression",
+        find=partial(_chosen, wanted=wanted),
+        lacks="form that the figure shows",
+        tables=partial(_tables, wanted=wanted),
+        compare=beside(stated.values(), *(partial(_change_of_form, name=name) for name in stated)),
+        **described,
+    )
+
+
+BITS = _figure(
+    _has_full_rank,
+    paper.BITS,
     name="bits",
     place="Table 5",
     title="Tables in fewer bits",
     says="Norm and gain are folded into the rows, which are then rounded, each on its own; a group of 32 "
     "numbers has a scale. Router and transformer stay as they are.",
-    needs=("compression",),
-    check=partial(_check_forms, wanted=_has_full_rank),
-    panels=lambda runs: [
-        panel
-        for run in runs
-        for panel in (_bits_panel(run), *_deciles_panel(run, "Fewer bits", _has_full_rank))
-    ],
-    tables=partial(_tables, wanted=_has_full_rank),
-    compare=beside(paper.BITS.values(), *(partial(_change_of_form, name=name) for name in paper.BITS)),
+    panels=of_each(
+        Each("Perplexity in fewer bits", _draw_bits, 4.2), _by_decile("Fewer bits", _has_full_rank)
+    ),
 )
-RANKS = Figure(
-    of_memory=True,
+RANKS = _figure(
+    _has_lower_rank,
+    paper.RANKS,
     name="ranks",
     place="Figure 12",
     title="Tables of lower rank",
     says="It is the folded rows that are approximated, after norm and gain; the paper may mean the tables "
     "before them. A weight is a power of how often a token occurs.",
-    needs=("compression",),
-    check=partial(_check_forms, wanted=_has_lower_rank),
-    panels=lambda runs: [
-        panel
-        for run in runs
-        for panel in (_ranks_panel(run), *_deciles_panel(run, "Half the rank", _halves_rank))
-    ],
-    tables=partial(_tables, wanted=_has_lower_rank),
-    compare=beside(paper.RANKS.values(), *(partial(_change_of_form, name=name) for name in paper.RANKS)),
+    panels=of_each(
+        Each("Bytes against perplexity", _draw_ranks, 4.2), _by_decile("Half the rank", _halves_rank)
+    ),
 )

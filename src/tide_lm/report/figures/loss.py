@@ -1,34 +1,28 @@
 """Loss by the frequency of the predicted token, and by the number of blocks."""
 
+from functools import partial
+from typing import Any
+
 from tide_lm.report import paper
-from tide_lm.report.drawing import GROUPS, Lines, bars, by_decile, decile_axis, legend, look, plot, zero_line
+from tide_lm.report.drawing import GROUPS, Lines, bars, by_decile, decile_axis, legend, plot, zero_line
 from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs
-from tide_lm.report.formatting import (
-    NOT_MEASURED,
-    difference,
-    ends_of_lines,
-    number,
-    percent,
-    short,
-)
-from tide_lm.report.results import MissingError, Run, same_text, shared
+from tide_lm.report.formatting import NOT_MEASURED, difference, number, percent, short
+from tide_lm.report.results import Run, same_text, shared
 
 
-def _check_losses(run: Run) -> None:
+def _losses(run: Run) -> dict[str, Any]:
     run.refuse_damage("validation", "perplexity")
-    if not run.losses:
-        raise MissingError(f"{run.path} has no loss by decile: run `{run.maker('perplexity')} --counts DATA`")
+    return run.losses
 
 
 def sources(runs: Runs) -> list[str]:
     """Return the texts on which all runs were measured, in the same windows and with the same deciles."""
-    found = []
-    for name in shared(run.losses for run in runs):
+
+    def is_alike(name: str) -> bool:
         losses = [run.losses[name] for run in runs]
-        deciles = [text["tokens_by_decile"] for text in losses]
-        if same_text(losses) and all(tokens == deciles[0] for tokens in deciles):
-            found.append(name)
-    return found
+        return same_text(losses) and len({tuple(text["tokens_by_decile"]) for text in losses}) == 1
+
+    return [name for name in shared(run.losses for run in runs) if is_alike(name)]
 
 
 def change(value: float | None, reference: float | None) -> float | None:
@@ -43,15 +37,11 @@ def _decile_panels(runs: Runs) -> list[Panel]:
     panels = []
     for source in sources(runs):
         lines = {run: run.losses[source]["loss_by_decile"] for run in runs}
-        panels.append(_lines_panel(source, lines))
+        draw = partial(by_decile, what="loss, nats", lines=lines)
+        panels.append(Panel(f"Loss by decile: {_named(source)}", draw))
         if len(runs) > 1:
             panels.append(_changes_panel(source, lines))
     return panels
-
-
-def _lines_panel(source: str, lines: Lines) -> Panel:
-    alt = f"Lines over ten deciles: {ends_of_lines(lines)}"
-    return Panel(f"Loss by decile: {_named(source)}", alt, lambda axes: by_decile(axes, "loss, nats", lines))
 
 
 def _changes_panel(source: str, lines: Lines) -> Panel:
@@ -59,13 +49,11 @@ def _changes_panel(source: str, lines: Lines) -> Panel:
     changes = {run: [change(*pair) for pair in zip(values, reference, strict=True)] for run, values in others}
 
     def draw(axes: Axes) -> None:
-        looks = map(look, changes)
-        bars(axes, {short(run.name): line for run, line in changes.items()}, [one["color"] for one in looks])
+        bars(axes, changes)
         zero_line(axes)
         decile_axis(axes, "difference of the loss, nats")
 
-    alt = f"Bars over ten deciles, below zero is better: {ends_of_lines(changes, difference)}"
-    return Panel(f"Difference to {short(first.name, 20)}: {_named(source)}", alt, draw)
+    return Panel(f"Difference to {short(first.name, 20)}: {_named(source)}", draw)
 
 
 def _compare_deciles(runs: Runs) -> list[Comparison]:
@@ -86,18 +74,12 @@ def _compare_deciles(runs: Runs) -> list[Comparison]:
             return f"{rare / common:.2f}"
         return f"not both gain: rare {difference(rare)}, common {difference(common)}"
 
-    rows = [
-        Comparison(
-            f"loss on the {name} against the first run, nats",
-            f"{difference(-gain)} ({percent(-share)})",
-            "section 3.3.2, Figure 5",
-            ["the first run", *(at(losses, decile) for losses in others)],
-        )
-        for name, (gain, share), decile in (
-            ("rarest decile", paper.GAIN_RAREST, 0),
-            ("commonest decile", paper.GAIN_COMMONEST, 9),
-        )
-    ]
+    rows = []
+    for decile, (name, gain, share) in paper.GAINS.items():
+        what = f"loss on the {name} decile against the first run, nats"
+        ours = ["the first run", *(at(losses, decile) for losses in others)]
+        stated = f"{difference(-gain)} ({percent(-share)})"
+        rows.append(Comparison(what, stated, "section 3.3.2, Figure 5", ours))
     what, ours = "gain on rare tokens over that on common ones", ["the first run", *map(ratio, others)]
     return [*rows, Comparison(what, f"{paper.GAIN_RATIO}", "section 3.3.2", ours)]
 
@@ -108,7 +90,9 @@ LOSS_BY_DECILE = Figure(
     title="Loss by frequency of the predicted token",
     says="Differences are below zero where a run predicts better than the first one. A decile with few "
     "tokens is noisy.",
-    check=_check_losses,
+    reads="perplexity",
+    find=_losses,
+    lacks="loss by decile",
     panels=_decile_panels,
     compare=_compare_deciles,
 )
@@ -125,11 +109,11 @@ def _block_panels(runs: Runs) -> list[Panel]:
     for source in sources(runs):
         lines = {group: [run.losses[source][group]["loss"] for run in ordered] for group in GROUPS}
         changes = {group: [change(value, values[0]) for value in values] for group, values in lines.items()}
-        title = f"Change from K = {blocks[0]}: {_named(source)}"
-        panels += [
-            _groups_panel(f"Loss against K: {_named(source)}", "loss, nats", blocks, lines),
-            _groups_panel(title, "change of the loss, nats", blocks, changes),
-        ]
+        for title, what, found in (
+            ("Loss against K", "loss, nats", lines),
+            (f"Change from K = {blocks[0]}", "change of the loss, nats", changes),
+        ):
+            panels.append(_groups_panel(f"{title}: {_named(source)}", what, blocks, found))
     return panels
 
 
@@ -139,14 +123,7 @@ def _groups_panel(title: str, what: str, blocks: list[int], lines: Lines) -> Pan
         axes.set(xticks=sorted(set(blocks)), xlabel="memory blocks K", ylabel=what)
         legend(axes)
 
-    alt = f"Lines over K from {blocks[0]} to {blocks[-1]}: {ends_of_lines(lines)}"
-    return Panel(title, alt, draw)
-
-
-def _check_blocks(run: Run) -> None:
-    _check_losses(run)
-    if run.blocks is None:
-        raise MissingError(f"the number of blocks of {run.path} is not known: {run.cure('footprint')}")
+    return Panel(title, draw)
 
 
 def _compare_blocks(runs: Runs) -> list[Comparison]:
@@ -164,9 +141,9 @@ def _compare_blocks(runs: Runs) -> list[Comparison]:
         "rare": f"{before:.3f} at K = 0, {after:.3f} ({difference(after - before)}) at K = 24",
         "common": f"{difference(paper.COMMON_CHANGE)} at K = 24",
     }
-    span, place = f"and its difference to K = {least.blocks}", "section 4.1, Figure 7"
+    what, place = f"nats, and its difference to K = {least.blocks}", "section 4.1, Figure 7"
     return [
-        Comparison(f"loss on {group} tokens, nats, {span}", theirs, place, ours(group))
+        Comparison(f"loss on {group} tokens, {what}", theirs, place, ours(group))
         for group, theirs in stated.items()
     ]
 
@@ -176,7 +153,9 @@ LOSS_BY_BLOCKS = Figure(
     place="Figure 7",
     title="Rare, mid and common tokens against K",
     says="One point per run, so a difference between two points holds for one seed only.",
-    check=_check_blocks,
+    reads="perplexity",
+    find=lambda run: _losses(run) and (run.blocks is not None or run.result("footprint")),
+    lacks="loss by decile",
     at_least=2,
     panels=_block_panels,
     compare=_compare_blocks,

@@ -5,9 +5,9 @@ from operator import le
 from typing import Any
 
 from tide_lm.report import drawing, paper
-from tide_lm.report.figure import Axes, Figure, Panel, Runs, beside, of_each
+from tide_lm.report.figure import Axes, Each, Figure, Panel, beside, of_each
 from tide_lm.report.formatting import NOT_MEASURED, ends, gigabytes, percent, short, steps
-from tide_lm.report.results import MissingError, Run, alike
+from tide_lm.report.results import Run, alike
 
 
 def footprint_bytes(run: Run, blocks: int, bits: int, where: str) -> int | None:
@@ -24,15 +24,12 @@ def _footprint_panel(name: str, run: Run) -> Panel:
 
     def draw(axes: Axes) -> None:
         found = {"VRAM, 8 bits": vram, "tables on SSD, 4 bits": ssd}
-        bars = {label: [each / size for each in values] for label, values in found.items()}
-        drawing.bars(axes, bars, drawing.PALETTE)
+        drawing.bars(axes, {label: [each / size for each in values] for label, values in found.items()})
         axes.set_xticks(range(len(blocks)), [str(k) for k in blocks])
         axes.set(xlabel="memory blocks K", ylabel=unit)
         drawing.legend(axes)
 
-    alt = f"Bars over K for the shape of {name}: VRAM {gigabytes(vram[0])} at K = {blocks[0]}, "
-    alt += f"{gigabytes(vram[-1])} at K = {blocks[-1]}; SSD up to {gigabytes(ssd[-1])}"
-    return Panel(f"VRAM and SSD: {short(name)}", alt, draw)
+    return Panel(f"VRAM and SSD: {short(name)}", draw)
 
 
 FOOTPRINT = Figure(
@@ -41,7 +38,7 @@ FOOTPRINT = Figure(
     title="VRAM and SSD by number of blocks",
     says="Computed from the shape of the model, for its own K and the paper's. As in the paper, 4 bits count "
     "the codes alone, without a codec's scales.",
-    needs=("footprint",),
+    reads="footprint",
     panels=lambda runs: [_footprint_panel(*item) for item in alike(runs, "footprint", "rows").items()],
     compare=beside(
         paper.FOOTPRINT,
@@ -51,18 +48,13 @@ FOOTPRINT = Figure(
 )
 
 
-def _distance_panel(run: Run) -> Panel:
+def _draw_distances(axes: Axes, run: Run) -> None:
     result = run.result("distances")
-    names, to_e = result["tables"], result["distance"][0][1:]
-
-    def draw(axes: Axes) -> None:
-        written = "z.2f" if len(names) < 12 else None
-        drawing.heatmap(axes, result["distance"], "mean cosine distance", written=written)
-        axes.set_xticks(range(len(names)), names, fontsize=9)
-        axes.set_yticks(range(len(names)), names, fontsize=9)
-
-    alt = f"Heatmap of {len(names)} tables of {run}; distance to E from {min(to_e):.2f} to {max(to_e):.2f}"
-    return Panel(f"Distance between tables: {short(run.name)}", alt, draw, height=3.8)
+    names = result["tables"]
+    written = "z.2f" if len(names) < 12 else None
+    drawing.heatmap(axes, result["distance"], "mean cosine distance", written=written)
+    for set_ticks in axes.set_xticks, axes.set_yticks:
+        set_ticks(range(len(names)), names, fontsize=9)
 
 
 def _distances_to_e(run: Run) -> str:
@@ -83,8 +75,8 @@ DISTANCES = Figure(
     title="Distance between E and the tables",
     says="0 is the same direction, 1 is at right angles. Random directions are near 1, so tables that have "
     "hardly been trained are far apart too.",
-    needs=("distances",),
-    panels=of_each(_distance_panel),
+    reads="distances",
+    panels=of_each(Each("Distance between tables", _draw_distances, 3.8)),
     compare=beside(paper.DISTANCES, _distances_to_e, _distances_between_tables),
 )
 
@@ -98,48 +90,31 @@ def _last_layer(run: Run) -> list[Any]:
     return run.result("routing")["by_layer"][-1]
 
 
-def _slots_panel(run: Run) -> Panel:
+def _draw_slots(axes: Axes, run: Run) -> None:
     result, last = run.result("routing"), _last_layer(run)[:10]
-    text = f"{sum(result['tokens']):,} tokens of {short(result['text'])}"
     slots = max(len(row) for row in last if row)
     highest = max(max(row) for row in last if row)
-
-    def draw(axes: Axes) -> None:
-        rows, written = [row or [None] * slots for row in last], "z.2f" if slots < 10 else None
-        drawing.heatmap(axes, rows, "mean weight", limits=(0, highest), written=written)
-        axes.set_xticks(range(slots), [*(f"M{slot + 1}" for slot in range(slots - 1)), "null"], fontsize=9)
-        axes.set(xlabel=f"slots, on {text}", ylabel=drawing.DECILES, yticks=range(10))
-
-    alt = f"Heatmap of deciles by slots in the last layer of {run}, on {text}; null bank "
-    title = f"Router weights, last layer: {short(run.name)}"
-    return Panel(title, alt + ends(null_bank(last)), draw, height=3.9)
+    rows, written = [row or [None] * slots for row in last], "z.2f" if slots < 10 else None
+    drawing.heatmap(axes, rows, "mean weight", limits=(0, highest), written=written)
+    axes.set_xticks(range(slots), [*(f"M{slot + 1}" for slot in range(slots - 1)), "null"], fontsize=9)
+    what = f"slots, on {sum(result['tokens']):,} tokens of {short(result['text'])}"
+    axes.set(xlabel=what, ylabel=drawing.DECILES, yticks=range(10))
 
 
-def _null_panel(run: Run) -> Panel:
+def _draw_null_bank(axes: Axes, run: Run) -> None:
     layers = run.result("routing")["by_layer"]
-
-    def draw(axes: Axes) -> None:
-        for number, (layer, colour) in enumerate(zip(layers, drawing.sequence(len(layers)), strict=True)):
-            final = number == len(layers) - 1
-            label = f"layer {number}" if number == 0 else f"layer {number}, the last" if final else None
-            axes.plot(
-                range(10),
-                drawing.numbers(null_bank(layer)),
-                color=drawing.PALETTE[1] if final else colour,
-                marker=drawing.MARKERS[1 if final else 0],
-                linewidth=2.4 if final else 1.2,
-                label=label,
-            )
-        drawing.decile_axis(axes, "mean weight of the null bank")
-
-    alt = f"Lines over ten deciles, one for each of {len(layers)} layers; the last: "
-    title = f"The null bank in every layer: {short(run.name)}"
-    return Panel(title, alt + ends(null_bank(layers[-1])), draw, height=3.9)
-
-
-def _check_deciles(run: Run) -> None:
-    if not any(_last_layer(run)[:10]):
-        raise MissingError(f"the text of {run.path} has no token in a decile: {run.cure('routing')}")
+    for number, (layer, colour) in enumerate(zip(layers, drawing.sequence(len(layers)), strict=True)):
+        final = number == len(layers) - 1
+        label = f"layer {number}" if number == 0 else f"layer {number}, the last" if final else None
+        axes.plot(
+            range(10),
+            drawing.numbers(null_bank(layer)),
+            color=drawing.PALETTE[1] if final else colour,
+            marker=drawing.MARKERS[1 if final else 0],
+            linewidth=2.4 if final else 1.2,
+            label=label,
+        )
+    drawing.decile_axis(axes, "mean weight of the null bank")
 
 
 def _largest_block(run: Run) -> str:
@@ -155,9 +130,13 @@ ROUTING = Figure(
     says="Mean router weights by the frequency of the input token; the null bank adds nothing, so its weight "
     "is the share that a layer declines to add to its state. An untrained router gives every slot that its "
     "layer has about as much, 1 / (K + 1).",
-    needs=("routing",),
-    check=_check_deciles,
-    panels=lambda runs: [panel(run) for run in runs for panel in (_slots_panel, _null_panel)],
+    reads="routing",
+    find=lambda run: any(_last_layer(run)[:10]),
+    lacks="token in a decile in the text that was read",
+    panels=of_each(
+        Each("Router weights, last layer", _draw_slots, 3.9),
+        Each("The null bank in every layer", _draw_null_bank, 3.9),
+    ),
     compare=beside(
         paper.ROUTING,
         lambda run: ends(null_bank(_last_layer(run))),
@@ -167,29 +146,29 @@ ROUTING = Figure(
 )
 
 
-def _drop_panels(runs: Runs) -> list[Panel]:
-    texts = ((run, *item) for run in runs for item in run.result("layer-drop")["texts"].items())
-    return [_drop_panel(run, name, text["change"]) for run, name, text in texts]
+def _texts(run: Run) -> dict[str, dict[str, Any]]:
+    return run.result("layer-drop")["texts"]
 
 
-def _drop_panel(run: Run, name: str, changes: list[float]) -> Panel:
+def _drop_panel(run: Run, name: str) -> Panel:
+    changes = _texts(run)[name]["change"]
+
     def draw(axes: Axes) -> None:
         change = [value * 100 for value in changes]
-        axes.bar(range(len(change)), change, 0.7, color=drawing.PALETTE[run.place % len(drawing.PALETTE)])
+        colour = drawing.PALETTE[run.place % len(drawing.PALETTE)]
+        axes.bar(range(len(change)), change, 0.7, color=colour, label=name)
         drawing.zero_line(axes)
         if max(map(abs, change)) > 100:
             drawing.log_scale(axes, linthresh=10)
-        axes.set(xlabel="layer whose memory is taken out", ylabel="change of the perplexity, %")
-        axes.locator_params(axis="x", integer=True)
+        axes.set_ylabel("change of the perplexity, %")
+        drawing.layer_axis(axes, "layer whose memory is taken out")
 
-    worst = max(range(len(changes)), key=changes.__getitem__)
-    alt = f"Bars over {len(changes)} layers of {run}: most at layer {worst}, {percent(changes[worst])}"
-    return Panel(f"Without one layer's memory: {short(name, 14)}, {short(run.name, 18)}", alt, draw)
+    return Panel(f"Without one layer's memory: {short(name, 14)}, {short(run.name, 18)}", draw)
 
 
 def _change_without_one(run: Run, layers: range) -> str:
     said = []
-    for name, text in run.result("layer-drop")["texts"].items():
+    for name, text in _texts(run).items():
         if found := [text["change"][layer] for layer in layers if layer < len(text["change"])]:
             extremes = dict.fromkeys(percent(value) for value in (min(found), max(found)))
             said.append(f"{name} {' to '.join(extremes)}")
@@ -197,8 +176,11 @@ def _change_without_one(run: Run, layers: range) -> str:
 
 
 def _change_without_any(run: Run) -> str:
-    texts = run.result("layer-drop")["texts"].items()
-    return "; ".join(f"{name} {percent(text['without_any'] / text['full'] - 1)}" for name, text in texts)
+    changes = {
+        name: text["without_any"] / text["full"] - 1 if text["full"] else None
+        for name, text in _texts(run).items()
+    }
+    return "; ".join(f"{name} {percent(change)}" for name, change in changes.items())
 
 
 LAYER_DROP = Figure(
@@ -208,8 +190,8 @@ LAYER_DROP = Figure(
     title="One layer's memory taken out",
     says="How much the perplexity changes without retraining: what a layer needs in this model, not what a "
     "model trained without it would lose.",
-    needs=("layer-drop",),
-    panels=_drop_panels,
+    reads="layer-drop",
+    panels=lambda runs: [_drop_panel(run, name) for run in runs for name in _texts(run)],
     compare=beside(
         [*paper.LAYER_DROP.values(), ("perplexity without any", "not stated", "")],
         *(partial(_change_without_one, layers=layers) for layers in paper.LAYER_DROP),

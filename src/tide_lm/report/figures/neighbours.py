@@ -1,42 +1,38 @@
 """Nearest neighbours in E and in each table: how far they agree, and what they are."""
 
 from functools import partial
-from statistics import fmean, median
+from statistics import median
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import GROUPS, INK, legend
-from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside, of_each
-from tide_lm.report.formatting import NOT_MEASURED, short, token
+from tide_lm.report.figure import Axes, Each, Figure, Runs, Table, beside, of_each
+from tide_lm.report.formatting import NOT_MEASURED, token
 from tide_lm.report.results import Run
 
 
-def _overlap_panel(run: Run) -> Panel:
+def _draw_overlaps(axes: Axes, run: Run) -> None:
     result = run.result("neighbours")
     blocks = len(result["tables"]) - 1
-    groups = {name: result[name]["jaccard"] for name in ("rare", "common") if result[name]["ids"]}
-
-    def draw(axes: Axes) -> None:
-        for shift, (name, values) in zip((-0.2, 0.2), groups.items(), strict=False):
-            boxes = axes.boxplot(
-                values,
-                positions=[block + shift for block in range(blocks)],
-                widths=0.32,
-                patch_artist=True,
-                manage_ticks=False,
-                flierprops={"marker": ".", "markersize": 3, "markeredgecolor": GROUPS[name]},
-                medianprops={"color": INK, "linewidth": 1.6},
-                whiskerprops={"color": INK, "linewidth": 0.8},
-                capprops={"color": INK, "linewidth": 0.8},
-                boxprops={"facecolor": GROUPS[name], "edgecolor": INK, "linewidth": 0.8},
-            )
-            boxes["boxes"][0].set_label(f"{name} ({result[name]['ids']:,} tokens)")
-        axes.set_xticks(range(blocks), result["tables"][1:], fontsize=9)
-        axes.set_ylim(bottom=-0.02)
-        axes.set_ylabel("Jaccard overlap with E")
-        legend(axes)
-
-    means = ", ".join(f"{name} mean {fmean(map(fmean, values)):.3f}" for name, values in groups.items())
-    return Panel(f"Agreement with E: {short(run.name)}", f"Box plots for {blocks} tables: {means}", draw)
+    thin = {"color": INK, "linewidth": 0.8}
+    groups = {name: result[name] for name in ("rare", "common") if all(result[name]["jaccard"])}
+    for shift, (name, group) in zip((-0.2, 0.2), groups.items(), strict=False):
+        boxes = axes.boxplot(
+            group["jaccard"],
+            positions=[block + shift for block in range(blocks)],
+            widths=0.32,
+            patch_artist=True,
+            manage_ticks=False,
+            flierprops={"marker": ".", "markersize": 3, "markeredgecolor": GROUPS[name]},
+            medianprops={"color": INK, "linewidth": 1.6},
+            whiskerprops=thin,
+            capprops=thin,
+            boxprops={"facecolor": GROUPS[name], "edgecolor": INK, "linewidth": 0.8},
+        )
+        boxes["boxes"][0].set_label(f"{name} ({group['ids']:,} tokens)")
+    axes.set_xticks(range(blocks), result["tables"][1:], fontsize=9)
+    axes.set_ylim(bottom=-0.02)
+    axes.set_ylabel("Jaccard overlap with E")
+    legend(axes)
 
 
 def _word_tables(runs: Runs) -> list[Table]:
@@ -73,8 +69,8 @@ NEIGHBOURS = Figure(
     says="1 means that a table has the same ten neighbours as E, 0 none of them. Little agreement is what "
     "random rows give as well, so it is no evidence of meaning by itself. The words are examples, chosen by "
     "hand; ␣ is a space.",
-    needs=("neighbours",),
-    panels=of_each(_overlap_panel),
+    reads="neighbours",
+    panels=of_each(Each("Agreement with E", _draw_overlaps)),
     tables=_word_tables,
     compare=beside(
         [paper.NEIGHBOURS, *paper.WORDS.values()],

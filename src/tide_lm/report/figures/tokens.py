@@ -2,15 +2,15 @@
 
 from functools import partial
 from operator import lt
+from typing import Any
 
 from tide_lm.report import drawing, paper
-from tide_lm.report.figure import Axes, Figure, Panel, Runs, Table, beside, of_each
+from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, Table, beside, of_each
 from tide_lm.report.formatting import (
     NOT_MEASURED,
     count,
-    ends,
-    ends_of_lines,
-    number,
+    percent,
+    percents,
     short,
     steps,
     three_digits,
@@ -21,67 +21,50 @@ from tide_lm.report.results import Run, alike
 
 def _norm_panels(runs: Runs) -> list[Panel]:
     means: dict[Run, drawing.Values] = {run: run.result("norms")["embedding"] for run in runs}
-    alt = f"Lines over ten deciles, rarest to commonest: {ends_of_lines(means, three_digits)}"
+    draw = partial(drawing.by_decile, what="mean L2 norm", lines=means)
     return [
-        Panel(
-            "Mean norm of a token's row in E",
-            alt,
-            lambda axes: drawing.by_decile(axes, "mean L2 norm", means),
-        ),
-        *map(_spread_panel, runs),
-        *(_growth_panel(run) for run in runs if len(run.result("norms")["growth"]) > 1),
-        *(_tables_panel(run) for run in runs if run.result("norms")["tables"]),
+        Panel("Mean norm of a token's row in E", draw),
+        *of_each(Each("Rare and common rows", _draw_spread))(runs),
+        *of_each(Each("Growth over training", _draw_growth, shows=lambda run: len(_points(run)) > 1))(runs),
+        *of_each(Each("Norms in the tables", _draw_tables, shows=_tables))(runs),
     ]
 
 
-def _spread_panel(run: Run) -> Panel:
+def _draw_spread(axes: Axes, run: Run) -> None:
     spread = run.result("norms")["spread"]
-
-    def draw(axes: Axes) -> None:
-        for group in ("rare", "common"):
-            ids, colour = spread[group]["ids"], drawing.GROUPS[group]
-            shares = [number / max(ids, 1) for number in spread[group]["histogram"]]
-            axes.stairs(shares, spread["edges"], fill=True, alpha=0.3, color=colour)
-            label = f"{group} ({ids:,} tokens)"
-            axes.stairs(shares, spread["edges"], color=colour, label=label, linewidth=1.4)
-        axes.set(xlabel="L2 norm of a row of E", ylabel="share of the group's tokens")
-        drawing.legend(axes)
-
-    means = ", ".join(f"{group} mean {three_digits(spread[group]['mean'])}" for group in ("rare", "common"))
-    return Panel(f"Rare and common rows: {short(run.name)}", f"Histograms of norms in {run}: {means}", draw)
+    for group in ("rare", "common"):
+        ids, colour = spread[group]["ids"], drawing.GROUPS[group]
+        shares = [number / max(ids, 1) for number in spread[group]["histogram"]]
+        axes.stairs(shares, spread["edges"], fill=True, alpha=0.3, color=colour)
+        label = f"{group} ({ids:,} tokens)"
+        axes.stairs(shares, spread["edges"], color=colour, label=label, linewidth=1.4)
+    axes.set(xlabel="L2 norm of a row of E", ylabel="share of the group's tokens")
+    drawing.legend(axes)
 
 
-def _growth_panel(run: Run) -> Panel:
-    points = run.result("norms")["growth"]
-
-    def draw(axes: Axes) -> None:
-        tokens = [point["tokens"] for point in points]
-        for decile, colour in enumerate(drawing.sequence(10)):
-            grown = [growth(point["embedding"][decile], points[0]["embedding"][decile]) for point in points]
-            label = {0: "0, rarest", 9: "9, commonest"}.get(decile)
-            axes.plot(tokens, drawing.numbers(grown), color=colour, label=label, marker=".")
-        drawing.zero_line(axes)
-        drawing.token_axis(axes, "change since the first, %", "decile")
-
-    alt = f"Lines over training, one per decile: {_growth_in_words(run)} on the rarest and the commonest"
-    return Panel(f"Growth over training: {short(run.name)}", alt, draw)
+def _points(run: Run) -> list[dict[str, Any]]:
+    return run.result("norms")["growth"]
 
 
-def _tables_panel(run: Run) -> Panel:
-    tables = run.result("norms")["tables"]
-
-    def draw(axes: Axes) -> None:
-        for block, values in enumerate(tables):
-            label = f"each of {len(tables)} tables" if block == 0 else None
-            axes.plot(range(10), drawing.numbers(values), **(drawing.look(run) | {"label": label}), alpha=0.6)
-        drawing.decile_axis(axes, "mean L2 norm, before RMSNorm")
-
-    alt = f"Lines over ten deciles, one for each of {len(tables)} tables of {run}"
-    return Panel(f"Norms in the tables: {short(run.name)}", alt, draw)
+def _draw_growth(axes: Axes, run: Run) -> None:
+    points = _points(run)
+    for decile, colour in enumerate(drawing.sequence(10)):
+        grown = [growth(point["embedding"][decile], points[0]["embedding"][decile]) for point in points]
+        style = {"color": colour, "label": {0: "0, rarest", 9: "9, commonest"}.get(decile), "marker": "."}
+        axes.plot([point["tokens"] for point in points], drawing.numbers(percents(grown)), **style)
+    drawing.zero_line(axes)
+    drawing.token_axis(axes, "change since the first, %", "decile")
 
 
-def _rises(run: Run) -> str:
-    return steps(run.result("norms")["embedding"], lt)
+def _tables(run: Run) -> list[drawing.Values]:
+    return run.result("norms")["tables"]
+
+
+def _draw_tables(axes: Axes, run: Run) -> None:
+    for block, values in enumerate(_tables(run)):
+        label = f"each of {len(_tables(run))} tables" if block == 0 else None
+        axes.plot(range(10), drawing.numbers(values), **(drawing.look(run) | {"label": label}), alpha=0.6)
+    drawing.decile_axis(axes, "mean L2 norm, before RMSNorm")
 
 
 def _deviations(run: Run) -> str:
@@ -90,19 +73,15 @@ def _deviations(run: Run) -> str:
 
 
 def _growth_in_words(run: Run) -> str:
-    points = run.result("norms")["growth"]
+    points = _points(run)
     if len(points) < 2:
         return f"{NOT_MEASURED}: one checkpoint is kept" if points else f"{NOT_MEASURED}: no checkpoints"
     first, last = points[0]["embedding"], points[-1]["embedding"]
-    changes = [growth(last[decile], first[decile]) for decile in (0, 9)]
-    return " and ".join(
-        NOT_MEASURED if change is None else f"{number(change, '+.1f')} %" for change in changes
-    )
+    return " and ".join(percent(growth(last[decile], first[decile])) for decile in (0, 9))
 
 
 def growth(now: float | None, start: float | None) -> float | None:
-    """Return growth in per cent."""
-    return None if now is None or not start else (now / start - 1) * 100
+    return None if now is None or not start else now / start - 1
 
 
 NORMS = Figure(
@@ -111,41 +90,39 @@ NORMS = Figure(
     title="Norms of embedding rows",
     says="How long the rows of E are, by how often their token occurs. Whether rare rows end up shorter "
     "depends on weight decay and on how long the run was.",
-    needs=("norms",),
+    reads="norms",
     panels=_norm_panels,
-    compare=beside(paper.NORMS, _rises, _deviations, _growth_in_words),
+    compare=beside(
+        paper.NORMS,
+        lambda run: steps(run.result("norms")["embedding"], lt),
+        _deviations,
+        _growth_in_words,
+    ),
 )
 
 
 def _update_panel(name: str, run: Run) -> Panel:
     result = run.result("updates")
     rows = [result["rows"][str(decile)] or {} for decile in range(10)]
-    expected = [row.get("expected_updates") for row in rows]
+    occurrences, expected = ([row.get(key) for row in rows] for key in ("occurrences", "expected_updates"))
 
     def draw(axes: Axes) -> None:
-        for label, values, style, colour in (
-            ("occurrences", [row.get("occurrences") for row in rows], "s--", drawing.GROUPS["common"]),
-            ("expected updates", expected, "o-", drawing.GROUPS["rare"]),
+        for label, values, style, group in (
+            ("occurrences", occurrences, "s--", "common"),
+            ("expected updates", expected, "o-", "rare"),
         ):
+            colour = drawing.GROUPS[group]
             axes.plot(range(10), drawing.numbers(values), style, color=colour, label=label)
         drawing.log_scale(axes)
         drawing.decile_axis(axes, f"in {count(result['tokens'])} tokens")
 
-    alt = f"Lines over ten deciles, on a log scale: expected updates {ends(expected, count)} in {name}, and "
-    return Panel(f"Updates of a row: {short(name)}", alt + "occurrences", draw)
+    return Panel(f"Updates of a row: {short(name)}", draw)
 
 
 def _update_table(named: str, run: Run) -> Table:
     result = run.result("updates")
     counts = ("frequency", "expected_updates", "occurrences")
-    columns = [
-        "tokens",
-        "ids",
-        "mean frequency",
-        "expected updates",
-        "occurrences",
-        "gradient ratio, at most",
-    ]
+    columns = ["tokens", "ids", "mean frequency", "expected updates", "occurrences"]
     rows = [
         (
             f"decile {name}" if name.isdigit() else name,
@@ -157,7 +134,7 @@ def _update_table(named: str, run: Run) -> Table:
         if row
     ]
     budget = f"{count(result['tokens'])} tokens, batches of {result['batch']} x {result['sequence']:,}"
-    return Table(f"{named}: {budget}", columns, rows)
+    return Table(f"{named}: {budget}", [*columns, "gradient ratio, at most"], rows)
 
 
 def _expected(run: Run, name: str) -> str:
@@ -172,7 +149,7 @@ UPDATES = Figure(
     says="Arithmetic on real counts, not a measurement. A row can be updated at most once per step, so "
     "expected updates level off where occurrences go on. The last column bounds the gradient signal of a row "
     "over that of the commonest decile (eq. 2.3); above 1 it says nothing.",
-    needs=("updates",),
+    reads="updates",
     panels=lambda runs: [_update_panel(*item) for item in alike(runs, "updates", "rows").items()],
     compare=beside(paper.UPDATES.values(), *(partial(_expected, name=name) for name in paper.UPDATES)),
     tables=lambda runs: [_update_table(*item) for item in alike(runs, "updates", "rows").items()],
@@ -192,21 +169,17 @@ def gradient_lines(run: Run) -> dict[str, drawing.Values]:
     return lines
 
 
-def _gradient_panel(run: Run) -> Panel:
-    lines = gradient_lines(run)
-
-    def draw(axes: Axes) -> None:
-        drawing.by_decile(
-            axes, "squared norm, summed over steps", lines, colours=drawing.GROUPS.values(), log=True
-        )
-
-    alt = f"Lines over ten deciles, log scale: {ends_of_lines(lines, three_digits)}"
-    return Panel(f"Gradient of a row: {short(run.name)}", alt, draw, 3.6)
+def _draw_gradients(axes: Axes, run: Run) -> None:
+    what, colours = "squared norm, summed over steps", drawing.GROUPS.values()
+    drawing.by_decile(axes, what, gradient_lines(run), colours, log=True)
 
 
 def _amplification(run: Run, decile: int) -> str:
-    ratio = run.result("gradients").get("amplification", [None] * 10)[decile]
-    return NOT_MEASURED if ratio is None else f"{ratio:.3g} (K = {run.blocks})"
+    result = run.result("gradients")
+    if not (tables := result.get("tables")):
+        return "no tables"
+    ratio = result.get("amplification", [None] * 10)[decile]
+    return NOT_MEASURED if ratio is None else f"{ratio:.3g} (K = {len(tables)})"
 
 
 GRADIENTS = Figure(
@@ -215,8 +188,8 @@ GRADIENTS = Figure(
     title="Gradient that rows collected",
     says="What the trainer recorded, before clipping. With a tied head, E gets gradient in two ways, shown "
     "apart: through the input only tokens of the batch, through the head every token at every step.",
-    needs=("gradients",),
-    panels=of_each(_gradient_panel),
+    reads="gradients",
+    panels=of_each(Each("Gradient of a row", _draw_gradients, 3.6)),
     compare=beside(
         paper.AMPLIFICATION.values(),
         *(partial(_amplification, decile=decile) for decile in paper.AMPLIFICATION),

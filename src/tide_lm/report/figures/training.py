@@ -8,8 +8,8 @@ from typing import Any
 from tide_lm.report import paper
 from tide_lm.report.drawing import log_scale, look, numbers, token_axis
 from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, beside
-from tide_lm.report.formatting import NOT_MEASURED, ends_of_lines, number, short
-from tide_lm.report.results import MissingError, Run, same_text, shared
+from tide_lm.report.formatting import NOT_MEASURED, number, short
+from tide_lm.report.results import Run, same_text, shared
 
 CURVE_POINTS = 400  # of a training curve: the means of as many equal parts
 
@@ -61,13 +61,7 @@ def _text_panel(text: str, points: dict[Run, list[dict[str, Any]]]) -> Panel:
             log_scale(axes)
         token_axis(axes, "perplexity by token")
 
-    alt = f"Lines: {ends_of_lines(curves, _perplexity)}"
-    return Panel(f"Perplexity over training: {short(text)}", alt, draw)
-
-
-def _check_points(run: Run) -> None:
-    if not run.result("checkpoints")["points"]:
-        raise MissingError(f"results/checkpoints.json of {run.path} is empty: {run.cure('checkpoints')}")
+    return Panel(f"Perplexity over training: {short(text)}", draw)
 
 
 def _compare_checkpoints(runs: Runs) -> list[Comparison]:
@@ -92,16 +86,21 @@ PERPLEXITY = Figure(
     title="Perplexity over training",
     says="Perplexity depends on the tokenizer and on the windows a text is cut into: compare runs that share "
     "both. The paper does not say how it cut its texts.",
-    needs=("checkpoints",),
-    check=_check_points,
+    reads="checkpoints",
     panels=_checkpoint_panels,
     compare=_compare_checkpoints,
 )
 
 
+def _logged(run: Run) -> list[tuple[float, float]]:
+    """Return tokens and loss of the steps that have one."""
+    run.refuse_damage("metrics")
+    return [(line["tokens"], line["loss"]) for line in run.metrics if line.get("loss") is not None]
+
+
 def training_curve(run: Run) -> tuple[list[float], list[float]]:
     """Return tokens and training loss, averaged over equal parts of a long run."""
-    found = [(line["tokens"], line["loss"]) for line in run.metrics if line.get("loss") is not None]
+    found = _logged(run)
     size = -(-len(found) // CURVE_POINTS) or 1
     parts = [found[start : start + size] for start in range(0, len(found), size)]
     return [part[-1][0] for part in parts], [fmean(loss for _, loss in part) for part in parts]
@@ -116,18 +115,7 @@ def _training_panels(runs: Runs) -> list[Panel]:
             axes.plot(tokens, losses, **(look(run) | {"marker": marker}), linewidth=1.4)
         token_axis(axes, "loss, nats")
 
-    last = "; ".join(f"{run} ends at {losses[-1]:.3f}" for run, (_, losses) in curves.items())
-    return [Panel("Training loss", f"Lines over training tokens: {last}", draw)]
-
-
-def _check_metrics(run: Run) -> None:
-    run.refuse_damage("metrics")
-    if not any(line.get("loss") is not None for line in run.metrics):
-        raise MissingError(f"{run.path} has no metrics.jsonl with a loss: {run.cure('validation')}")
-
-
-def _last_loss(run: Run) -> str:
-    return number(training_curve(run)[1][-1])
+    return [Panel("Training loss", draw)]
 
 
 TRAINING_LOSS = Figure(
@@ -135,7 +123,9 @@ TRAINING_LOSS = Figure(
     place="Figure 14",
     title="Training loss",
     says="The loss of single batches as they were logged; in a long run, means of many.",
-    check=_check_metrics,
+    reads="metrics",
+    find=_logged,
+    lacks="metrics.jsonl with a loss",
     panels=_training_panels,
-    compare=beside([paper.TRAINING_LOSS], _last_loss),
+    compare=beside([paper.TRAINING_LOSS], lambda run: number(training_curve(run)[1][-1])),
 )
