@@ -158,7 +158,7 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
         page.get_by_role("table", name=f"without it in layer {layer}").wait_for()
         for name, expected in detail.predictions.items():
             shown = [row[0] for row in numbers(page, f"^{name}$")]
-            assert shown == [f"{one.probability:.4f}" for one in expected]
+            assert shown == [f"{share:.4f}" for _, share in expected]
     first = numbers(page, "^By layer")[0][1:]
     values = [*detail.weights[0], detail.added[0], detail.state[0], detail.added[0] / detail.state[0]]
     assert first == [f"{value:.3f}" for value in values]
@@ -215,7 +215,7 @@ def test_a_pair_is_compared(visit, run, base_run):
     page.get_by_label("Another").fill("token")
     page.get_by_label("Text before it").fill("every")
     page.get_by_role("button", name="Compare").click()
-    page.get_by_role("img", name="After the last layer").wait_for()
+    page.get_by_role("img", name="Distance by layer").wait_for()
     opened_models = open_model(str(run)), open_model(str(base_run))
     endings = pairs.endings_of(opened_models[0].tokenizer, ("layer", "token"), opened_models[0].vocabulary)
     found = [pairs.distances(opened, endings, "every").values() for opened in opened_models]

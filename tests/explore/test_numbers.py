@@ -131,16 +131,14 @@ def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened):
     place, layer = 111, 1
     detail = reader.detail(LONG, place, layer)
     chance = float(torch.tensor(-found.losses[place + 1]).exp())  # of the token that does follow
-    follows = [
-        one.probability for one in detail.predictions["with memory"] if one.text == found.texts[place + 1]
-    ]
+    follows = [share for text, share in detail.predictions["with memory"] if text == found.texts[place + 1]]
     assert follows in ([], [pytest.approx(chance, rel=1e-4)])
     ids_BT = torch.tensor([found.ids[80 : place + 1]])  # windows of 32 begin at every 16th
     layers = list(range(opened.config.num_hidden_layers))
     for predictions, dropped in zip(detail.predictions.values(), ([], layers, [layer]), strict=True):
         chances_V = opened.model(ids_BT, drop_memory_layers=dropped).logits[0, -1].softmax(-1)
         best = chances_V.topk(len(predictions))
-        assert [one.probability for one in predictions] == pytest.approx(best.values.tolist(), abs=1e-6)
+        assert [share for _, share in predictions] == pytest.approx(best.values.tolist(), abs=1e-6)
         likeliest = int(best.indices[0])
         assert predictions[0].text == (opened.tokenizer.decode([likeliest]) or f"#{likeliest}")
 

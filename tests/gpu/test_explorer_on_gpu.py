@@ -40,8 +40,8 @@ def test_a_text_a_token_and_a_pair(opened_models, tmp_path):
     assert ours.added == pytest.approx(theirs.added, rel=1e-2)
     assert ours.state == pytest.approx(theirs.state, rel=1e-2)
     for name, words in theirs.predictions.items():
-        found = [one.probability for one in ours.predictions[name]]
-        assert found == pytest.approx([one.probability for one in words], abs=1e-3)
+        found = [share for _, share in ours.predictions[name]]
+        assert found == pytest.approx([share for _, share in words], abs=1e-3)
     (*_, ours), (*_, theirs) = (Vocabulary(opened).neighbours(7) for opened in opened_models)
     assert ours.texts[0] == theirs.texts[0]
     assert ours.jaccard == pytest.approx(theirs.jaccard, abs=0.2)  # a near tie may fall otherwise

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import cycle, zip_longest
+from itertools import compress, cycle, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from tide_lm.model.opened import OpenedModel
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import PALETTE, inline_svg, legend, plot
 from tide_lm.report.figure import Axes, Panel
+from tide_lm.report.page import drawings
 from tide_lm.report.results import open_run
 
 SHOWN = [FIGURES[name] for name in ("routing", "layer-drop", "distances", "footprint", "bits", "ranks")]
@@ -75,9 +76,8 @@ class Explorer:
     @property
     def colours(self) -> list[Colour]:
         """Return the colours that have a meaning for this model."""
-        opened = self.opened
-        known = [True, opened.frequencies is not None, opened.has_memory, self.base is not None]
-        return [colour for colour, is_known in zip(Colour, known, strict=True) if is_known]
+        known = [True, self.opened.frequencies is not None, self.opened.has_memory, self.base is not None]
+        return list(compress(Colour, known))
 
     def warm_up(self) -> None:
         """Ask every question once, so that the first click is as fast as others."""
@@ -208,13 +208,10 @@ class Explorer:
         source = f"From the results in {self.results}."
         if self.opened.step is not None:
             source += f" They are of the run's last model, not of step {self.opened.step}."
-        missing = [(figure, reason) for figure in SHOWN if (reason := figure.missing(run))]
-        drawn = [
-            (figure, [Markup(inline_svg(panel, f"{figure.name}-{at}")) for at, panel in enumerate(panels)])
-            for figure in SHOWN
-            if not figure.missing(run) and (panels := figure.panels([run]))
-        ]
-        return part("figures", source=source, drawn=drawn, missing=missing)
+        reasons = [(figure, figure.missing(run)) for figure in SHOWN]
+        missing = [(figure, reason) for figure, reason in reasons if reason]
+        drawn = [(figure, drawings(figure, [run])) for figure, reason in reasons if not reason]
+        return part("figures", source=source, drawn=[pair for pair in drawn if pair[1]], missing=missing)
 
 
 def _paced(steps: Iterator[T], turn: Turn, is_whole: Callable[[T], bool]) -> Iterator[tuple[T, bool]]:
@@ -244,5 +241,4 @@ def _lines(lines: dict[str, list[float]]) -> Panel:
         axes.set_ylim(bottom=0)
         legend(axes)
 
-    ends = ", ".join(f"{name} {values[-1]:.3f}" for name, values in lines.items())
-    return Panel("Distance by layer", f"After the last layer: {ends}.", draw)
+    return Panel("Distance by layer", draw)

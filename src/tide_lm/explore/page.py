@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -43,27 +42,20 @@ class Turns:
         self._last.pop(visitor.session_hash, Turn()).replaced = True
 
 
-@dataclass(frozen=True)
-class Controls:
-    """What the tabs of one page share: its models, and the last questions of each visitor."""
+def _show(**options: Any) -> Any:
+    import gradio as gr
 
-    explorer: Explorer
-    texts: Turns = field(default_factory=Turns)
-    picks: Turns = field(default_factory=Turns)
-    looks: Turns = field(default_factory=Turns)
+    return gr.HTML(elem_classes=["tide"], **options)
 
-    def show(self, **options: Any) -> Any:
-        import gradio as gr
 
-        return gr.HTML(elem_classes=["tide"], **options)
+def _buttons() -> Any:
+    """Return a place for tokens, whose buttons can be chosen with a mouse or with arrow keys."""
+    return _show(js_on_load=(files(__package__) / "page.js").read_text(encoding="utf-8"))
 
-    def buttons(self) -> Any:
-        """Return a place for tokens, whose buttons can be chosen with a mouse or with arrow keys."""
-        return self.show(js_on_load=(files(__package__) / "page.js").read_text(encoding="utf-8"))
 
-    def on(self, event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> None:
-        """Answer an event: call a function with what is given, and show what it returns."""
-        event(_showing_errors(answer), given, shown, **_PRIVATE | options)
+def _on(event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> None:
+    """Answer an event: call a function with what is given, and show what it returns."""
+    event(_showing_errors(answer), given, shown, api_visibility="private", **options)
 
 
 def _showing_errors(function: Callable) -> Callable:
@@ -78,20 +70,16 @@ def _showing_errors(function: Callable) -> Callable:
             raise gr.Error(escaped(error), print_exception=False) from None
 
     @functools.wraps(function)
-    def answer(*given: Any) -> Any:
-        with shown():
-            return function(*given)
-
-    @functools.wraps(function)
     def answers(*given: Any) -> Iterator[Any]:
         with shown():
             yield from function(*given)
 
-    return answers if inspect.isgeneratorfunction(function) else answer
+    return answers if inspect.isgeneratorfunction(function) else shown()(function)
 
 
-_PRIVATE: dict[str, Any] = {"api_visibility": "private"}
-_AT_ONCE = {"trigger_mode": "multiple"}  # even if the visitor's last question is being answered
+_AT_ONCE: dict[str, Any] = {
+    "trigger_mode": "multiple"
+}  # even if the visitor's last question is being answered
 
 
 def build(explorer: Explorer) -> "Blocks":
@@ -102,35 +90,34 @@ def build(explorer: Explorer) -> "Blocks":
     require("gradio", "the explorer", "explore")
     import gradio as gr
 
-    controls = Controls(explorer)
+    texts, picks, looks = Turns(), Turns(), Turns()
     with gr.Blocks(title=f"TIDE: {explorer.opened.name}", fill_width=True, analytics_enabled=False) as page:
-        controls.show(value=explorer.about)
+        _show(value=explorer.about)
         with gr.Tab("Text"):
-            _text_tab(controls, page)
+            _text_tab(explorer, page, texts, picks)
         with gr.Tab("Tokens"):
-            _tokens_tab(controls)
+            _tokens_tab(explorer, looks)
         with gr.Tab("Pairs"):
-            _pairs_tab(controls)
+            _pairs_tab(explorer)
         with gr.Tab("Model") as tab:
-            controls.on(tab.select, explorer.model, None, controls.show())
+            _on(tab.select, explorer.model, None, _show())
 
         def leave(visitor: gr.Request) -> None:
-            for turns in controls.texts, controls.picks, controls.looks:
+            for turns in texts, picks, looks:
                 turns.forget(visitor)
 
         page.unload(leave)
     return page
 
 
-def _text_tab(controls: Controls, page: "Blocks") -> None:
+def _text_tab(explorer: Explorer, page: "Blocks", texts: Turns, picks: Turns) -> None:
     import gradio as gr
 
-    explorer, texts, picks = controls.explorer, controls.texts, controls.picks
     typed = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=LONGEST)
     colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
     with gr.Row():
         go, stop = gr.Button("Read", variant="primary"), gr.Button("Stop")
-    summary, shown = controls.show(), controls.buttons()
+    summary, shown = _show(), _buttons()
     layer = gr.Dropdown(
         list(explorer.layers),
         value=0,
@@ -138,7 +125,7 @@ def _text_tab(controls: Controls, page: "Blocks") -> None:
         info="For the last of the tables below, once a token is chosen.",
         visible=explorer.opened.has_memory,
     )
-    about = controls.show()
+    about = _show()
     read_text, chosen = gr.State(None), gr.State(None)
 
     def read(typed: str, colour: str, visitor: gr.Request) -> Iterator[tuple]:
@@ -163,23 +150,22 @@ def _text_tab(controls: Controls, page: "Blocks") -> None:
         return (gr.skip(), gr.skip()) if is_late else (event.place, detail)
 
     for begin in go.click, typed.submit, page.load:
-        controls.on(begin, read, [typed, colour], [read_text, summary, shown, chosen, about], **_AT_ONCE)
-    controls.on(stop.click, stop_reading, None, None, queue=False)
-    controls.on(colour.change, shade, [read_text, colour, chosen], [summary, shown])
-    controls.on(shown.select, choose, [read_text, layer], [chosen, about], **_AT_ONCE)
-    controls.on(layer.change, explorer.detail, [read_text, chosen, layer], about)
+        _on(begin, read, [typed, colour], [read_text, summary, shown, chosen, about], **_AT_ONCE)
+    _on(stop.click, stop_reading, None, None, queue=False)
+    _on(colour.change, shade, [read_text, colour, chosen], [summary, shown])
+    _on(shown.select, choose, [read_text, layer], [chosen, about], **_AT_ONCE)
+    _on(layer.change, explorer.detail, [read_text, chosen, layer], about)
 
 
-def _tokens_tab(controls: Controls) -> None:
+def _tokens_tab(explorer: Explorer, looks: Turns) -> None:
     import gradio as gr
 
-    explorer, looks = controls.explorer, controls.looks
     info = "part of a token, or #7 for the token with this id"
     words = gr.Textbox(label="Search tokens", info=info, max_length=LONGEST_WORD)
-    found = controls.buttons()
+    found = _buttons()
     with gr.Row():
         stop = gr.Button("Stop", size="sm", scale=0, visible=explorer.opened.has_memory)
-    card = controls.show()
+    card = _show()
 
     def look_up(visitor: gr.Request, event: gr.EventData) -> Iterator[str]:
         yield from explorer.token(event.place, looks.begin(visitor, Turn()))
@@ -187,12 +173,12 @@ def _tokens_tab(controls: Controls) -> None:
     def stop_looking(visitor: gr.Request) -> None:
         looks.stop(visitor)
 
-    controls.on(words.change, explorer.search, words, found, trigger_mode="always_last")
-    controls.on(found.select, look_up, None, card, **_AT_ONCE)
-    controls.on(stop.click, stop_looking, None, None, queue=False)
+    _on(words.change, explorer.search, words, found, trigger_mode="always_last")
+    _on(found.select, look_up, None, card, **_AT_ONCE)
+    _on(stop.click, stop_looking, None, None, queue=False)
 
 
-def _pairs_tab(controls: Controls) -> None:
+def _pairs_tab(explorer: Explorer) -> None:
     import gradio as gr
 
     with gr.Row():
@@ -200,9 +186,9 @@ def _pairs_tab(controls: Controls) -> None:
         first = gr.Textbox(PAIR[0], label="One token", info=hint, max_length=LONGEST_WORD)
         second = gr.Textbox(PAIR[1], label="Another", info=hint, max_length=LONGEST_WORD)
     template = gr.Textbox(PAIR[2], label="Text before it", max_length=LONGEST)
-    compare, apart = gr.Button("Compare", variant="primary"), controls.show()
+    compare, apart = gr.Button("Compare", variant="primary"), _show()
     for begin in compare.click, first.submit, second.submit, template.submit:
-        controls.on(begin, controls.explorer.pair, [first, second, template], apart)
+        _on(begin, explorer.pair, [first, second, template], apart)
 
 
 def serve(page: "Blocks", host: str, port: int, names: Sequence[str], log: Callable[[str], None]) -> None:

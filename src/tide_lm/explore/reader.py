@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -62,22 +62,17 @@ def _mean(losses: list[float | None]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    text: str
-    probability: float
-
-
-@dataclass(frozen=True)
 class Detail:
     """The effect of memory on one token, by layer, and the tokens that are predicted to follow it.
 
-    `added` is the norm of what memory adds to the state of a layer, `state` that of the state without it.
+    `added` is the norm of what memory adds to the state of a layer, `state` that of the state without it. A
+    prediction is a token's text and its probability.
     """
 
     weights: list[list[float]]
     added: list[float]
     state: list[float]
-    predictions: dict[str, list[Prediction]]
+    predictions: dict[str, list[tuple[str, float]]]
 
 
 class Reader:
@@ -182,35 +177,30 @@ class Reader:
             if not self.opened.has_memory:
                 model = self.opened.model
                 return Detail([], [], [], {"predicted": self._likeliest(_last_logits(model, ids_T))})
-            model, found = self.opened.model_with_memory, shares(self.opened.model_with_memory, ids_T)
-            layers = list(range(len(found.added_L)))
+            model = self.opened.model_with_memory
+            weights_LS, added_L, state_L, logits_V = shares(model, ids_T)
+            layers = list(range(len(added_L)))
             predictions = {
-                "with memory": found.logits_V,
+                "with memory": logits_V,
                 "without it": _last_logits(model, ids_T, drop_memory_layers=layers),
                 f"without it in layer {layer}": _last_logits(model, ids_T, drop_memory_layers=[layer]),
             }
             likeliest = {name: self._likeliest(logits_V) for name, logits_V in predictions.items()}
-        return Detail(found.weights_LS.tolist(), found.added_L.tolist(), found.state_L.tolist(), likeliest)
+        return Detail(weights_LS.tolist(), added_L.tolist(), state_L.tolist(), likeliest)
 
-    def _likeliest(self, logits_V: torch.Tensor) -> list[Prediction]:
+    def _likeliest(self, logits_V: torch.Tensor) -> list[tuple[str, float]]:
         best = logits_V.float().softmax(-1).topk(min(PREDICTIONS, len(logits_V)))
         ids, chances = best.indices.tolist(), best.values.tolist()
         texts = tokenizers.token_texts(self.opened.tokenizer, ids)
         named = [text or f"#{id}" for text, id in zip(texts, ids, strict=True)]  # a model may have more ids
-        return [Prediction(*pair) for pair in zip(named, chances, strict=True)]
+        return list(zip(named, chances, strict=True))
 
 
-class Shares(NamedTuple):
-    weights_LS: torch.Tensor
-    added_L: torch.Tensor
-    state_L: torch.Tensor
-    logits_V: torch.Tensor
+def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return weights_LS of routers, added_L and state_L for the last token, and the logits_V of the next.
 
-
-def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
-    """Return, for the last token by layer, router weights and the norms of what memory adds and meets.
-
-    What joins attention's values is not counted. And what is predicted to follow.
+    By layer, these are the norms of what memory adds to the state, and of the state without it. What joins
+    attention's values is not counted.
     """
     ids_BT = ids_T[None].to(model.device)
     memory = model.model.memory_for(ids_BT)
@@ -231,7 +221,7 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
     added_LD = torch.stack(gates).float() if gates else weights_LS[:, :-1] @ memory.rows_UKD[last].float()
     state_LD = torch.stack([state_BTD[0, -1].float() for state_BTD in states])
     added_L, state_L = (torch.linalg.vector_norm(rows, dim=-1) for rows in (added_LD, state_LD - added_LD))
-    return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))
+    return weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1])
 
 
 def _finite(losses: list[float], opened: OpenedModel) -> list[float]:
