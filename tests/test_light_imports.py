@@ -52,13 +52,6 @@ print("light")
     assert '"tables"' in done.stdout
 
 
-def test_the_figures_that_are_offered_are_those_of_the_catalogue():
-    from tide_lm.cli.figure import NAMES
-    from tide_lm.report.catalogue import FIGURES
-
-    assert tuple(FIGURES) == NAMES
-
-
 def test_the_packages_names_are_all_there():
     import tide_lm
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 from command import result_of, tide_lm
 
+from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.results import open_runs
+
 TEXT = "every layer knows the token beneath the context. " * 20
 
 
@@ -87,7 +90,10 @@ def test_analyze_writes_its_result_and_shows_it(run, tmp_path, what):
     of = ["--text", tmp_path / "short.txt"] if what == "layer-drop" else []  # which reads it six times
     done = tide_lm("analyze", what, run, *of)
     assert f"{what}of{run}" in "".join(done.stdout.split())
-    assert len(done.stdout.splitlines()) > 5
+    assert "the paper" in done.stdout
+    for row in FIGURES[what].compare(open_runs([run])):
+        for said in (row.what, row.paper, *row.ours):
+            assert said.split()[0] in done.stdout
     written = json.loads((run / "results" / f"{what}.json").read_text())
     assert written["provenance"]["versions"]["torch"]
     result = result_of("analyze", what, run, *of)[str(run)]

@@ -14,20 +14,15 @@ import typer
 from tide_lm.cli.options import AsJson
 from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import training_progress, working
+from tide_lm.report import overview
+from tide_lm.report.results import open_runs
 from tide_lm.run import files
 from tide_lm.run.directory import RunDirectory, results_folder, write_result
 from tide_lm.run.settings import RunConfig
 
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
-COMPRESSED = [
-    "8 bits",
-    "4 bits",
-    "2 bits",
-    "16 bits, rank 0.7",
-    "16 bits, rank 0.3",
-    "16 bits, rank 0.7, joint",
-    "16 bits, rank 0.3, joint",
-]
+_RANKS = (f"16 bits, rank {rank}{way}" for way in ("", ", joint") for rank in (0.7, 0.3))
+COMPRESSED = ["8 bits", "4 bits", "2 bits", *_RANKS]
 
 
 def command(
@@ -39,6 +34,8 @@ def command(
 
     Example: tide-lm demo --steps 300 --run runs/demo
     """
+    from tide_lm.report.page import write_report
+
     started = time.monotonic()
     if (run / "config.json").exists():
         raise ValueError(f"{run} holds a run of tide-lm train: choose another --run")
@@ -51,8 +48,9 @@ def command(
         result["null_bank_by_decile"] = _look_into(run)
     result["seconds"] = round(time.monotonic() - started, 1)
     path = write_result(run, "demo", result, seed=0)
-    print_json(result) if as_json else _print(result)
-    typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {_report(run)}", err=True)
+    print_json(result) if as_json else _print(run, result)
+    page = write_report([run / kind for kind in PRESETS], run / "report" / "index.html")
+    typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {page}", err=True)
     typer.echo(f"Next: tide-lm explore {run}", err=True)
 
 
@@ -141,33 +139,10 @@ def _look_into(run: Path) -> list[float | None]:
     return [row and row[-1] for row in found[Analysis.routing]["by_layer"][-1][:-1]]
 
 
-def _report(run: Path) -> Path:
-    from tide_lm.report.page import write_report
-
-    return write_report([run / kind for kind in PRESETS], run / "report" / "index.html")
-
-
-def _print(result: dict[str, Any]) -> None:
-    base, tide = result["base"], result["tide"]
-    names = [f"{decile}" for decile in range(10)]
-    names[0], names[9] = "0 (rarest)", "9 (commonest)"
-    rows = [
-        *zip(names, base["loss_by_decile"], tide["loss_by_decile"], strict=True),
-        ("outside the bins", base["unbinned_loss"], tide["unbinned_loss"]),
-        ("all", base["val_loss"], tide["val_loss"]),
-    ]
-    print_table(
-        f"Held-out loss after {base['tokens']:,} tokens",
-        ["decile of the token", base["preset"], tide["preset"], "difference"],
-        [
-            (name, number(a), number(b), number(None if None in (a, b) else b - a, "+.3f"))
-            for name, a, b in rows
-        ],
-    )
-    print_table(
-        "What TIDE's last layer leaves unused of its memory: the weight of the null bank",
-        ["decile of the token", "null bank"],
-        [(name, number(weight)) for name, weight in zip(names, result["null_bank_by_decile"], strict=True)],
-    )
-    for model in (base, tide):
-        typer.echo(f"{model['preset']} writes: {model['sample']}")
+def _print(run: Path, result: dict[str, Any]) -> None:
+    for table in overview.losses(open_runs([run / kind for kind in PRESETS])):
+        print_table(table.caption, table.columns, table.rows)
+    unused = ", ".join(map(number, result["null_bank_by_decile"]))
+    typer.echo(f"Weight of the null bank in TIDE's last layer, rarest to commonest decile: {unused}")
+    for kind in PRESETS:
+        typer.echo(f"{result[kind]['preset']} writes: {result[kind]['sample']}")

@@ -29,10 +29,7 @@ def _print(report: dict[str, Any]) -> None:
         ("system", report["system"]),
         ("CPU", f"{cpu['name']}, {cpu['cores']} cores, {cpu['memory_bytes'] / 1e9:.0f} GB"),
         ("GPU", "; ".join(gpus) or "none: everything runs on the CPU"),
-        (
-            "C++ compiler",
-            report["cpp_compiler"] or "none: torch.compile on a CPU needs g++",
-        ),
+        ("C++ compiler", report["cpp_compiler"] or "none: torch.compile on a CPU needs g++"),
         ("disk free here", f"{report['disk_free_bytes'] / 1e9:,.0f} GB"),
     ]
     for name, version in report["packages"].items():

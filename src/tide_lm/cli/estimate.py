@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli.options import AsJson, usage_errors
-from tide_lm.cli.output import print_json, print_table
+from tide_lm.cli.output import pairs, print_json, print_table
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
 from tide_lm.spec.estimate import summary
@@ -67,41 +67,26 @@ def _shape(model: str) -> ModelConfig:
 
 
 def _print(result: dict[str, Any]) -> None:
-    counts, training = result["parameters"], result["training"]
     ways = ", rows in values" * result["memory_values"] + ", one per layer" * result["memory_own_block"]
     ways += ", gated" * result["memory_gate"]
-    print_table(
-        f"{result['model']}, K = {result['memory_blocks']}{ways}",
-        ["part", "parameters"],
-        [(part.replace("_", " "), f"{count:,}") for part, count in counts.items()],
-    )
-    print_table(
-        "Inference with the tables on SSD",
-        ["precision", "VRAM", "SSD", "table bytes per token"],
-        [
-            (
-                f"{row['bits']} bit",
-                _gigabytes(row["vram_bytes"]),
-                _gigabytes(row["table_bytes"]),
-                f"{row['table_bytes_per_token']:,}",
-            )
-            for row in result["inference"]
-        ],
-    )
+    title = f"{result['model']}, K = {result['memory_blocks']}{ways}"
+    print_table(title, ["part", "parameters"], pairs(result["parameters"]))
+    rows = []
+    for row in result["inference"]:
+        vram, ssd = _gigabytes(row["vram_bytes"]), _gigabytes(row["table_bytes"])
+        rows.append((f"{row['bits']} bit", vram, ssd, f"{row['table_bytes_per_token']:,}"))
+    columns = ["precision", "VRAM", "SSD", "table bytes per token"]
+    print_table("Inference with the tables on SSD", columns, rows)
+    training = result["training"]
     adam, each = training["adam_bytes"], f", on each of {gpus}" if (gpus := training["gpus"]) > 1 else ""
-    print_table(
-        "Running and training",
-        ["what", "cost"],
-        [
-            ("KV cache, bytes per token in 16 bit", f"{result['cache_bytes_per_token']:,}"),
-            (
-                f"FLOPs to train on one token, T = {training['sequence']:,}",
-                f"{training['flops_per_token']:.3e}",
-            ),
-            (f"Adam in float32: weights, gradients, moments{each}", _gigabytes(adam["resident"])),
-            (f"Adam in float32: tables and their moments{each}", _gigabytes(adam["tables"])),
-        ],
-    )
+    flops = f"FLOPs to train on one token, T = {training['sequence']:,}"
+    costs = [
+        ("KV cache, bytes per token in 16 bit", f"{result['cache_bytes_per_token']:,}"),
+        (flops, f"{training['flops_per_token']:.3e}"),
+        (f"Adam in float32: weights, gradients, moments{each}", _gigabytes(adam["resident"])),
+        (f"Adam in float32: tables and their moments{each}", _gigabytes(adam["tables"])),
+    ]
+    print_table("Running and training", ["what", "cost"], costs)
 
 
 def _gigabytes(count: int) -> str:

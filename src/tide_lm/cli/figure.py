@@ -6,27 +6,9 @@ from typing import Annotated
 
 import typer
 
-# Written out, since every command would wait for the catalogue; a test compares.
-NAMES = (
-    "norms",
-    "updates",
-    "collapse",
-    "footprint",
-    "gradients",
-    "loss-by-decile",
-    "separation",
-    "benchmarks",
-    "loss-by-blocks",
-    "perplexity",
-    "distances",
-    "routing",
-    "layer-drop",
-    "bits",
-    "ranks",
-    "neighbours",
-    "training-loss",
-)
-Name = StrEnum("Name", {name.replace("-", "_"): name for name in NAMES})  # type: ignore[misc]
+from tide_lm.report.catalogue import FIGURES
+
+Name = StrEnum("Name", {name.replace("-", "_"): name for name in FIGURES})  # type: ignore[misc]
 
 
 def command(
@@ -37,7 +19,6 @@ def command(
     ] = None,
 ) -> None:
     """Draw a figure of the paper as NAME.svg and NAME.png; it only reads results."""
-    from tide_lm.report.catalogue import FIGURES
     from tide_lm.report.drawing import write
     from tide_lm.report.results import open_runs
 

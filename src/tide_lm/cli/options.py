@@ -109,7 +109,5 @@ def check_address(host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        cause = error.strerror or error
-        raise ValueError(
-            f"cannot listen at {host}:{port} ({cause}): choose another --port or --host"
-        ) from error
+        cause = f"cannot listen at {host}:{port} ({error.strerror or error})"
+        raise ValueError(f"{cause}: choose another --port or --host") from error

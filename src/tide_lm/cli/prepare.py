@@ -142,18 +142,8 @@ def _prepare_in_tasks(
 def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
     if not manifest.tokens("validation"):
         typer.echo("warning: no document was held out, and training validates: raise --validation", err=True)
-    result = _result(manifest, out)
-    if as_json:
-        print_json(result)
-        return
-    title = f"Prepared {manifest.source['source']}"
-    print_table(title, ["what", "value"], pairs(result, "sha256"), numbers=False)
-    typer.echo(f"sha256 of the text: {result['sha256']}")
-
-
-def _result(manifest: "Manifest", out: Path) -> dict[str, Any]:
     source = manifest.source
-    return {
+    result = {
         "documents": source["documents"],
         "tokens": {split: manifest.tokens(split) for split in manifest.splits},
         "bytes": source["bytes"],
@@ -161,3 +151,7 @@ def _result(manifest: "Manifest", out: Path) -> dict[str, Any]:
         "vocabulary": manifest.vocab_size,
         "folder": str(out),
     }
+    if as_json:
+        print_json(result)
+    else:
+        print_table(f"Prepared {source['source']}", ["what", "value"], pairs(result), numbers=False)

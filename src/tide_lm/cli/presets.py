@@ -52,20 +52,18 @@ def _print_sizes(bases: list[presets.Preset]) -> None:
         values = "/".join(f"{getattr(base.model, field):,}" for field in fields)
         return values if base.stated.issuperset(fields) else f"{values} a"
 
-    rows = [
-        (
-            base.name,
-            cell(base, "hidden_size"),
-            cell(base, "num_hidden_layers"),
-            cell(base, "num_attention_heads", "num_key_value_heads"),
-            cell(base, "intermediate_size"),
-            cell(base, "vocab_size"),
-            f"{count_parameters(base.model).backbone / 1e6:,.1f}M",
-        )
-        for base in bases
-    ]
-    columns = ["name", "d", "layers", "heads/kv", "FFN", "vocabulary", "parameters"]
-    print_table("Presets", columns, rows)
+    fields = {
+        "d": ["hidden_size"],
+        "layers": ["num_hidden_layers"],
+        "heads/kv": ["num_attention_heads", "num_key_value_heads"],
+        "FFN": ["intermediate_size"],
+        "vocabulary": ["vocab_size"],
+    }
+    rows = []
+    for base in bases:
+        size = f"{count_parameters(base.model).backbone / 1e6:,.1f}M"
+        rows.append((base.name, *(cell(base, *names) for names in fields.values()), size))
+    print_table("Presets", ["name", *fields, "parameters"], rows)
     blocks = ", ".join(map(str, presets.PAPER_BLOCKS))
     typer.echo(
         "a: assumed; the rest is stated by the paper. With memory: tide-Ke-SIZE, such as tide-8e-1b,\n"

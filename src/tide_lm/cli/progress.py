@@ -5,8 +5,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SECONDS_BETWEEN_LINES = 30
 
@@ -17,20 +21,20 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.markup import escape
 
-    if not sys.stderr.isatty():
-        typer.echo(f"{title} ...", err=True)
-        last = time.monotonic()
-
-        def log(what: str) -> None:
-            nonlocal last
-            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                typer.echo(f"{title}: {what}", err=True)
-
-        yield log
+    if sys.stderr.isatty():
+        with Console(stderr=True).status(escape(f"{title} ...")) as status:
+            yield lambda what: status.update(escape(f"{title}: {what}"))
         return
-    with Console(stderr=True).status(escape(f"{title} ...")) as status:
-        yield lambda what: status.update(escape(f"{title}: {what}"))
+    typer.echo(f"{title} ...", err=True)
+    last = time.monotonic()
+
+    def log(what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            typer.echo(f"{title}: {what}", err=True)
+
+    yield log
 
 
 @contextmanager
@@ -46,17 +50,15 @@ def tidy_end() -> Iterator[None]:
 @contextmanager
 def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
     """Give `begin(total)`, which gives `advance(count)`, both of bytes."""
-    with working("Writing") as log:
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
+
+    with _bar("Writing", BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bar:
+        if bar.disable:
+            typer.echo("Writing ...", err=True)
 
         def begin(total: int) -> Callable[[int], None]:
-            done = 0
-
-            def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                log(f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB")
-
-            return advance
+            task = bar.add_task("", total=total)
+            return lambda count: bar.advance(task, count)
 
         yield begin
 
@@ -66,19 +68,25 @@ def training_progress(
     steps: int, shown: bool = True
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
     """Give `log(line)` and `advance(step)`, which do nothing if not `shown`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # its own, for the files of an export
-    if not shown or not sys.stderr.isatty():
-        yield lambda line: typer.echo(line, err=True) if shown else None, lambda step: None
+    if not shown:
+        yield lambda line: None, lambda step: None
         return
-    console = Console(stderr=True)
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("train", total=steps)
+    with _bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("", total=steps)
         yield (
-            lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda line: bar.console.print(line, markup=False, highlight=False, soft_wrap=True),
             lambda step: bar.update(task, completed=step),
         )
+
+
+def _bar(*columns: Any) -> "Progress":
+    """Return a bar, which only a terminal shows."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
