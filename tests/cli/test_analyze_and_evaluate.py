@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -69,6 +70,28 @@ def test_evaluate_gives_perplexity_against_tokens(run, tmp_path, held_out):
     last = result_of("evaluate", run, "--window", "32", "--stride", "32", *of)["texts"][name]
     assert values[1] == pytest.approx(last["perplexity"], rel=1e-6)
     assert (run / "results" / "checkpoints.json").exists()
+
+
+@pytest.mark.parametrize("wrong", [("--window", 100_000), ("--stride", 33), ("--text", "nowhere.txt")])
+def test_wrong_windows_and_texts_are_named_before_a_checkpoint_is_evaluated(run, monkeypatch, wrong):
+    monkeypatch.setattr("tide_lm.evaluate.texts.perplexity", lambda *_: pytest.fail("a text was read"))
+    done = tide_lm("evaluate", run, "--all-checkpoints", *wrong)
+    assert done.returncode == 2, done.stderr
+    assert str(wrong[1]).replace("100000", "100,000") in done.said
+
+
+def test_all_checkpoints_say_how_far_they_are_and_which_are_damaged(run, tmp_path, monkeypatch):
+    (tmp_path / "other.txt").write_text(TEXT)
+    monkeypatch.setattr("tide_lm.cli.progress.SECONDS_BETWEEN_LINES", 0)
+    damaged = run / "checkpoints" / "00000002"
+    next(damaged.glob("*.safetensors")).write_bytes(b"")
+    done = tide_lm("evaluate", run, "--all-checkpoints", "--text", tmp_path / "other.txt")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"step 4, other, [\d,]+ tokens", done.stderr)
+    assert f"left out: {damaged} is damaged" in done.stderr
+    result = json.loads((run / "results" / "checkpoints.json").read_text())
+    assert [point["step"] for point in result["points"]] == [4]
+    assert list(result["left_out"]) == ["2"]
 
 
 @pytest.mark.parametrize(

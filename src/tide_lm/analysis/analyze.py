@@ -22,8 +22,7 @@ class Analysis(StrEnum):
     footprint = "footprint"
 
 
-OF_TEXTS = {Analysis.routing, Analysis.layer_drop}
-OF_MEMORY = OF_TEXTS | {Analysis.distances, Analysis.neighbours}
+OF_MEMORY = {Analysis.routing, Analysis.layer_drop, Analysis.distances, Analysis.neighbours}
 
 
 @dataclass(frozen=True)
@@ -55,22 +54,17 @@ def analyze(
     texts = settings.texts or TextSettings()
     if what in OF_MEMORY:
         opened.check_memory()
-    match what:
-        case Analysis.norms:
-            return norms.norms(opened, log)
-        case Analysis.updates:
-            return updates.updates(opened.bins, settings.tokens, settings.batch, settings.sequence)
-        case Analysis.gradients:
-            return gradients.gradients(opened.owner or opened.run, opened.bins)
-        case Analysis.collapse:
-            return collapse.collapse(opened, settings.delta, log)
-        case Analysis.routing:
-            return routing.routing(opened, texts, log)
-        case Analysis.layer_drop:
-            return layer_drop.layer_drop(opened, texts, log)
-        case Analysis.distances:
-            return tables.distances(opened)
-        case Analysis.neighbours:
-            return tables.neighbours(opened, settings.words)
-        case Analysis.footprint:
-            return footprint.footprint(opened.shape)
+    analyses: dict[Analysis, Callable[[], dict[str, Any]]] = {
+        Analysis.norms: lambda: norms.norms(opened, log),
+        Analysis.updates: lambda: updates.updates(
+            opened.bins, settings.tokens, settings.batch, settings.sequence
+        ),
+        Analysis.gradients: lambda: gradients.gradients(opened.owner or opened.run, opened.bins),
+        Analysis.collapse: lambda: collapse.collapse(opened, settings.delta, log),
+        Analysis.routing: lambda: routing.routing(opened, texts, log),
+        Analysis.layer_drop: lambda: layer_drop.layer_drop(opened, texts, log),
+        Analysis.distances: lambda: tables.distances(opened),
+        Analysis.neighbours: lambda: tables.neighbours(opened, settings.words),
+        Analysis.footprint: lambda: footprint.footprint(opened.shape),
+    }
+    return analyses[what]()

@@ -5,22 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.analysis.analyze import OF_TEXTS, Analysis, AnalysisSettings, analyze
-from tide_lm.cli.options import (
-    AsJson,
-    Batch,
-    Counts,
-    Memory,
-    Run,
-    Stride,
-    TextField,
-    Texts,
-    Window,
-    named_texts,
-    print_reads,
-    refuse_others,
-    usage_errors,
-)
+from tide_lm.analysis.analyze import Analysis, AnalysisSettings, analyze
+from tide_lm.cli import options
 from tide_lm.cli.output import print_json
 from tide_lm.cli.progress import working
 from tide_lm.cli.summary import print_summary
@@ -45,14 +31,14 @@ def command(
     context: typer.Context,
     what: Annotated[Analysis, typer.Argument(help="What to look at.")],
     models: Annotated[list[str], typer.Argument(help="Runs, checkpoints, folders or names on the Hub.")],
-    text: Texts = None,
-    text_field: TextField = "text",
-    counts: Counts = None,
-    run: Run = None,
-    window: Window = None,
-    stride: Stride = None,
-    batch: Batch = 8,
-    memory: Memory = None,
+    text: options.Texts = None,
+    text_field: options.TextField = "text",
+    counts: options.Counts = None,
+    run: options.Run = None,
+    window: options.Window = None,
+    stride: options.Stride = None,
+    batch: options.Batch = 8,
+    memory: options.Memory = None,
     delta: Annotated[
         float, typer.Option(min=0, help="collapse: the distance over the mean norm that counts as collapsed.")
     ] = 0.1,
@@ -61,13 +47,13 @@ def command(
     ] = None,
     tokens: Annotated[float, typer.Option(min=1, help="updates: the tokens of a training.")] = 200e9,
     sequence: Annotated[int, typer.Option(min=1, help="updates: the tokens of a training sequence.")] = 2048,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Look into models as the paper does; each analysis writes results/WHAT.json of the model's run.
 
     Example: tide-lm analyze norms runs/mine runs/base
     """
-    refuse_others(context, READS[what] | OF_ALL, what.value)
+    options.refuse_others(context, READS[what] | OF_ALL, what.value)
     if run is not None and len(models) > 1:
         raise typer.BadParameter("--run takes the results of one model: leave it out, or give one model")
     if len(set(models)) < len(models):
@@ -76,26 +62,22 @@ def command(
         raise typer.BadParameter(f"--tokens is {tokens} and --delta {delta}: give finite numbers")
     if what is Analysis.routing and len(text or ()) > 1:
         raise typer.BadParameter("routing reads one text: give --text once")
-    from tide_lm.evaluate.texts import TextSettings
+    from tide_lm.evaluate.texts import TextSettings, TextSettingsError
     from tide_lm.model.opened import open_model
 
-    texts = TextSettings(named_texts(text), text_field, window, stride, batch)
+    texts = TextSettings(options.named_texts(text), text_field, window, stride, batch)
     settings = AnalysisSettings(texts, delta, token or (), tokens, batch, sequence)
     found = {}
     for model in models:
         opened = open_model(model, counts=counts, run=run, memory=memory)
         results_folder(opened.run)
-        if what in OF_TEXTS:
-            opened.check_memory()
-            with usage_errors():
-                texts.resolve(opened)
-        with working(f"Looking at {what} of {model}") as log:
+        with working(f"Looking at {what} of {model}") as log, options.usage_errors(TextSettingsError):
             found[model] = analyze(what, opened, settings, log)
         opened.write(what.value, found[model])
         if not as_json:
             print_summary(what.value, f"{what} of {model}", found[model])
         if memory is not None:
-            print_reads(opened)
+            options.print_reads(opened)
         typer.echo(f"results in {opened.run / 'results'}", err=True)
     if as_json:
         print_json(found)

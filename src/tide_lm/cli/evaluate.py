@@ -5,22 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import (
-    AsJson,
-    Batch,
-    Counts,
-    Memory,
-    Model,
-    Run,
-    Stride,
-    TextField,
-    Texts,
-    Window,
-    named_texts,
-    print_reads,
-    refuse_others,
-    usage_errors,
-)
+from tide_lm.cli import options
 from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import results_folder, write_result
@@ -28,15 +13,15 @@ from tide_lm.run.directory import results_folder, write_result
 
 def command(
     context: typer.Context,
-    model: Model,
-    text: Texts = None,
-    text_field: TextField = "text",
-    counts: Counts = None,
-    run: Run = None,
-    window: Window = None,
-    stride: Stride = None,
-    batch: Batch = 8,
-    memory: Memory = None,
+    model: options.Model,
+    text: options.Texts = None,
+    text_field: options.TextField = "text",
+    counts: options.Counts = None,
+    run: options.Run = None,
+    window: options.Window = None,
+    stride: options.Stride = None,
+    batch: options.Batch = 8,
+    memory: options.Memory = None,
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Perplexity at every checkpoint of the run.")
     ] = False,
@@ -53,7 +38,7 @@ def command(
     limit: Annotated[
         int | None, typer.Option(min=1, show_default="all", help="The first N records of each task.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure perplexity by token and word, and loss by frequency decile, on any text; zero-shot benchmarks.
 
@@ -61,7 +46,7 @@ def command(
     """
     if benchmarks is not None:
         used = {"model", "run", "batch", "memory", "benchmarks", "tasks", "limit", "as_json"}
-        refuse_others(context, used, "--benchmarks")
+        options.refuse_others(context, used, "--benchmarks")
         result = _on_tasks(model, run, memory, benchmarks, tasks, batch, limit)
         print_json(result) if as_json else _print_tasks(result)
         return
@@ -69,16 +54,22 @@ def command(
         raise typer.BadParameter("--tasks and --limit choose benchmarks: give --benchmarks")
     if all_checkpoints and memory is not None:
         raise typer.BadParameter("checkpoints are not packed: leave --memory out")
-    from tide_lm.evaluate.texts import TextSettings, evaluate_checkpoints, evaluate_texts, write_texts
+    from tide_lm.evaluate import texts
     from tide_lm.model.opened import open_model, owning_run
 
-    settings = TextSettings(named_texts(text), text_field, window, stride, batch)
+    settings = texts.TextSettings(options.named_texts(text), text_field, window, stride, batch)
     if all_checkpoints:
         owner, _ = owning_run(model)
         place = run or owner or Path(model)
         if owner is not None:
             results_folder(place)
-        result = evaluate_checkpoints(model, settings, counts, lambda line: typer.echo(line, err=True))
+        with (
+            working(f"Reading for the checkpoints of {model}") as log,
+            options.usage_errors(texts.TextSettingsError),
+        ):
+            result = texts.evaluate_checkpoints(model, settings, counts, log)
+        for fault in result["left_out"].values():
+            typer.echo(f"left out: {fault}", err=True)
         path = write_result(place, "checkpoints", {"subject": {"model": model}, **result})
         shown = _by_checkpoint(model, result)
     else:
@@ -87,12 +78,10 @@ def command(
         if opened.frequencies is None and opened.data is not None:
             where = opened.data.absolute()
             typer.echo(f"no loss by decile: the run's data are not at {where}; give --counts", err=True)
-        with usage_errors():
-            settings.resolve(opened)
-        with working(f"Reading for {model}") as log:
-            result = {"texts": evaluate_texts(opened, settings, log)}
-        path = write_texts(opened, result["texts"])
-        print_reads(opened)
+        with working(f"Reading for {model}") as log, options.usage_errors(texts.TextSettingsError):
+            result = {"texts": texts.evaluate_texts(opened, settings, log)}
+        path = texts.write_texts(opened, result["texts"])
+        options.print_reads(opened)
         shown = _by_text(model, result)
     typer.echo(f"wrote {path}", err=True)
     print_json(result) if as_json else print_table(*shown)
@@ -105,14 +94,14 @@ def _on_tasks(
     from tide_lm.model.opened import open_model
 
     names = list(zero_shot.TASKS) if tasks is None else [name.strip() for name in tasks.split(",")]
-    with usage_errors():
+    with options.usage_errors():
         zero_shot.check(source, names)
     opened = open_model(model, run=run, memory=memory)
     results_folder(opened.run)
     found = zero_shot.run(opened.model, opened.tokenizer, source, names, batch=batch, limit=limit)
     result = {"model": opened.name, **found}
     typer.echo(f"wrote {opened.write('benchmarks', result)}", err=True)
-    print_reads(opened)
+    options.print_reads(opened)
     return result
 
 

@@ -17,11 +17,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
-    """Make a ValueError within one of the call: exit status 2 instead of 1, with the command's usage."""
+def usage_errors(kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Make an error of this kind one of the call: exit status 2 instead of 1, with the command's usage."""
     try:
         yield
-    except ValueError as error:
+    except kind as error:
         raise typer.BadParameter(str(error)) from error
 
 

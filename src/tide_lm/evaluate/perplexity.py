@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,19 +66,13 @@ class TextSize:
 def cut(pieces: Iterable[np.ndarray], windows: Windows) -> Iterator[Window]:
     """Yield the windows of one document, whose tokens come in pieces."""
     held, first = np.empty(0, np.int64), 1
-    ended = False
-    source = iter(pieces)
-    while not ended:
-        while len(held) <= windows.size + 1 and not ended:
-            piece = next(source, None)
-            ended = piece is None
-            if piece is not None:
-                held = np.concatenate([held, piece])
-        while len(held) > windows.size + 1 or (ended and len(held) > first):
+    for piece in pieces:
+        held = np.concatenate([held, piece])
+        while len(held) > windows.size + 1:
             yield Window(held[: windows.size + 1], first)
-            if len(held) <= windows.size + 1:
-                break
             held, first = held[windows.stride :], windows.size - windows.stride + 1
+    if len(held) > first:
+        yield Window(held, first)
 
 
 def document_tokens(
@@ -136,24 +131,15 @@ def token_losses(
 
 def batched(windows: Iterable[Window], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield ids, padded on the right where no predicted token sees it, and which places are predicted."""
-    waiting: list[Window] = []
-
-    def stacked() -> tuple[torch.Tensor, torch.Tensor]:
-        longest = max(len(window.ids) for window in waiting)
-        ids = np.zeros((len(waiting), longest), np.int64)
-        predicted = np.zeros((len(waiting), longest), bool)
-        for row, window in enumerate(waiting):
+    source = iter(windows)
+    while group := list(islice(source, size)):
+        longest = max(len(window.ids) for window in group)
+        ids = np.zeros((len(group), longest), np.int64)
+        predicted = np.zeros((len(group), longest), bool)
+        for row, window in enumerate(group):
             ids[row, : len(window.ids)] = window.ids
             predicted[row, window.first : len(window.ids)] = True
-        return torch.from_numpy(ids), torch.from_numpy(predicted)
-
-    for window in windows:
-        waiting.append(window)
-        if len(waiting) == size:
-            yield stacked()
-            waiting = []
-    if waiting:
-        yield stacked()
+        yield torch.from_numpy(ids), torch.from_numpy(predicted)
 
 
 def read(

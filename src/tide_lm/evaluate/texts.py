@@ -14,6 +14,10 @@ from tide_lm.run.directory import RunDirectory
 from tide_lm.run.provenance import provenance
 
 
+class TextSettingsError(ValueError):
+    """Texts that are not there, or windows that a model cannot read: found before anything is read."""
+
+
 @dataclass(frozen=True)
 class TextSettings:
     """Texts by name, and how they are read.
@@ -29,7 +33,10 @@ class TextSettings:
 
     def resolve(self, opened: OpenedModel) -> tuple[dict[str, Path], Windows]:
         """Return the texts, which must be there, and the windows that a model reads them in."""
-        return self._texts(opened), self._windows(opened)
+        try:
+            return self._texts(opened), self._windows(opened)
+        except ValueError as error:
+            raise TextSettingsError(str(error)) from error
 
     def _texts(self, opened: OpenedModel) -> dict[str, Path]:
         for path in self.texts.values():
@@ -59,12 +66,13 @@ def evaluate_texts(
     texts, windows = (settings or TextSettings()).resolve(opened)
     found = {}
     for name, path in texts.items():
-
-        def log_text(line: str, name: str = name) -> None:
-            log(f"{name}, {line}")
-
+        log_text = _naming(name, log)
         found[name] = perplexity(opened.model, opened.tokenizer, path, windows, opened.frequencies, log_text)
     return found
+
+
+def _naming(what: str, log: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: log(f"{what}, {line}")
 
 
 def write_texts(opened: OpenedModel, found: Mapping[str, Any]) -> Path:
@@ -85,19 +93,23 @@ def evaluate_checkpoints(
     counts: Path | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Return the perplexity of each text at each checkpoint of a run; damaged ones are left out."""
+    """Return the perplexity of each text at each checkpoint of a run.
+
+    Damaged checkpoints are left out; `left_out` says by step what is wrong with them.
+    """
     owner, _ = owning_run(run)
     if owner is None or not (steps := checkpoint.steps(RunDirectory(owner).checkpoints)):
         raise ValueError(f"{run} has no checkpoints: give the directory of a run")
-    points, found = [], {}
+    points, found, left_out = [], {}, {}
     for step in steps:
-        log(f"step {step:,} ...")
+        log_step = _naming(f"step {step:,}", log)
+        log_step("opening it")
         try:
             opened = open_model(str(owner), step=step, counts=counts)
         except checkpoint.DamagedCheckpointError as error:
-            log(f"left out: {error}")
+            left_out[str(step)] = str(error)
             continue
-        found = evaluate_texts(opened, settings)
+        found = evaluate_texts(opened, settings, log_step)
         perplexities = {name: text["perplexity"] for name, text in found.items()}
         points.append({"step": step, "tokens": opened.tokens, "perplexity": perplexities})
     if not points:
@@ -105,5 +117,6 @@ def evaluate_checkpoints(
     kept = ("source", "sha256", "tokens", "bytes", "window", "stride")
     return {
         "points": points,
+        "left_out": left_out,
         "texts": {name: {key: text[key] for key in kept} for name, text in found.items()},
     }
