@@ -31,7 +31,6 @@ FORMS = {
     "8 bits": "8 bits",
     "4 bits": "4 bits",
     "3 bits": "3 bits",
-    "4 bits, rank 0.5, joint, weighted 0.5": "4 bits, half the rank of all tables together",
 }
 GAINS: dict[Kind, str] = {  # by model and recipe
     ("tide", "paper"): "TIDE as the paper trains it",
@@ -90,7 +89,7 @@ def verdict_counts(study: Study) -> str:
 
 
 def smaller_tables(study: Study) -> str:
-    """Return what the best forms cost a model of the default recipe, on the text that loses most."""
+    """Return what fewer bits cost a model of the default recipe, on the text that loses most."""
     (run,) = (run for run in opened(study.diagnosed) if run.name == "TIDE-8E (best)")
     result = run.result("compression")
     forms = {form["form"]: form for form in result["forms"]}

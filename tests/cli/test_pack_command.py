@@ -45,10 +45,7 @@ def test_pack_writes_a_store_and_says_how_large_it_is(packed):
     ("options", "form"),
     [
         (["--bits", 3, "--group", 16], Form(3, group=16)),
-        (
-            ["--rank", 0.5, "--blocks", "joint", "--weighted", 0.5],
-            Form(rank=0.5, blocks="joint", weighted=0.5),
-        ),
+        (["--rank", 0.5, "--blocks", "joint"], Form(rank=0.5, blocks="joint")),
         (["--rank", 0.25], Form(rank=0.25)),
     ],
     ids=lambda value: str(value) if isinstance(value, Form) else "",

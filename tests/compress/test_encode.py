@@ -23,17 +23,17 @@ def memory(tiny_model):
     return memory
 
 
-def decoded(memory, form: Form, counts=None) -> torch.Tensor:
-    encoder = Encoder(memory, form, FINGERPRINT, counts)
+def decoded(memory, form: Form) -> torch.Tensor:
+    encoder = Encoder(memory, form, FINGERPRINT)
     rows = torch.cat(list(encoder.rows()))
     assert rows.shape == (len(memory.weight), encoder.header.codec.row_bytes)
     return RowDecoder(encoder.header, encoder.sections)(rows)
 
 
-def error(memory, form: Form, counts=None, of=slice(None)) -> float:
+def error(memory, form: Form) -> float:
     """The share of the rows' squares that is lost."""
     rows = torch.cat(list(folded_rows(memory)))
-    return float((decoded(memory, form, counts)[of] - rows[of]).square().sum() / rows[of].square().sum())
+    return float((decoded(memory, form) - rows).square().sum() / rows.square().sum())
 
 
 def test_folded_rows_are_what_layers_receive(memory):
@@ -57,17 +57,14 @@ def test_a_lower_rank_keeps_the_plane(memory, blocks):
     assert error(memory, Form(8, rank=share, blocks=blocks)) == pytest.approx(least, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "form", [Form(8), Form(4, rank=0.5, weighted=0.5), Form(8, rank=0.25, blocks="joint")]
-)
+@pytest.mark.parametrize("form", [Form(8), Form(4, rank=0.5), Form(8, rank=0.25, blocks="joint")])
 def test_rows_read_a_few_at_once_are_the_same(memory, form, monkeypatch):
-    counts_V = np.arange(len(memory.weight))
-    whole = Encoder(memory, form, FINGERPRINT, counts_V)
+    whole = Encoder(memory, form, FINGERPRINT)
     sections, rows_UB = whole.sections, torch.cat(list(whole.rows()))
     columns_N = torch.cat(list(whole._numbers())).square().mean(0).sqrt()
     assert np.allclose(sections["columns"], columns_N.numpy(), rtol=1e-5)
     monkeypatch.setattr("tide_lm.compress.encode._ROWS_AT_ONCE", 7)
-    few = Encoder(memory, form, FINGERPRINT, counts_V)
+    few = Encoder(memory, form, FINGERPRINT)
     for name, values in sections.items():
         assert np.allclose(few.sections[name], values, rtol=1e-3, atol=1e-3), name
     read = [RowDecoder(each.header, each.sections) for each in (whole, few)]
@@ -90,33 +87,6 @@ def test_a_lower_rank_loses_least_of_all_planes(memory):
         assert (found[:, block] - rows[:, block]).square().sum() == pytest.approx(float(kept), rel=0.01)
 
 
-@pytest.mark.parametrize("power", [0.5, 1])
-def test_a_weighted_rank_loses_least_of_the_rows_so_weighted(memory, power):
-    """Compare with torch's own decomposition of rows, each times the root of its weight."""
-    counts = np.arange(len(memory.weight)) ** 2
-    rows = torch.cat(list(folded_rows(memory))).double()
-    weights = torch.from_numpy((counts + 1.0) ** power)
-    lost = decoded(memory, Form(16, rank=0.2, weighted=power), counts).double() - rows
-    for block in range(3):
-        least = torch.linalg.svdvals(weights.sqrt()[:, None] * rows[:, block])[7:].square().sum()
-        assert (weights[:, None] * lost[:, block].square()).sum() == pytest.approx(float(least), rel=0.01)
-
-
-def test_weights_favour_frequent_tokens(memory):
-    counts = np.ones(len(memory.weight), np.int64)
-    counts[:6] = 10**6
-    evenly, weighted = (error(memory, Form(16, rank=0.15, weighted=w), counts, slice(6)) for w in (0, 1))
-    assert weighted < evenly / 2
-    assert error(memory, Form(16, rank=0.15, weighted=1), counts) > error(memory, Form(16, rank=0.15))
-
-
-def test_a_power_of_frequencies_is_between_none_and_all(memory):
-    counts = np.full(53, 1)
-    counts[:6] = 10_000
-    losses = [error(memory, Form(16, rank=0.15, weighted=w), counts, slice(6)) for w in (0, 0.25, 1)]
-    assert losses[0] > 1.05 * losses[1] > 1.1 * losses[2]
-
-
 def test_a_row_that_is_not_finite_is_named(memory):
     with torch.no_grad():
         memory.weight[17, 1, 3] = float("nan")
@@ -131,22 +101,15 @@ def test_rows_of_zeros_stay_zeros(memory):
     assert not decoded(memory, Form(4, rank=0.5)).any()
 
 
-@pytest.mark.parametrize(
-    ("form", "counts", "message"),
-    [
-        ({"rank": 0.5, "weighted": 1}, None, "frequent.*not known"),
-        ({}, np.ones(3), "3 counts.* 53"),
-    ],
-)
-def test_what_cannot_be_encoded_is_refused(memory, form, counts, message):
-    with pytest.raises(ValueError, match=message):
-        Encoder(memory, Form(**form), FINGERPRINT, counts)
+def test_counts_of_other_tokens_are_refused(memory):
+    with pytest.raises(ValueError, match=r"3 counts.* 53"):
+        Encoder(memory, Form(), FINGERPRINT, np.ones(3))
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rank": 0.0}, {"rank": 1.5}, {"rank": float("nan")}, {"bits": 5}, {"group": 3}, {"weighted": 2}],
+    [{"rank": 0.0}, {"rank": 1.5}, {"rank": float("nan")}, {"bits": 5}, {"group": 3}, {"blocks": "joint"}],
 )
 def test_forms_that_are_none_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"rank is|bits is|group is|blocks is|weighted is|one below 1"):
+    with pytest.raises(ValueError, match=r"rank is|bits is|group is|blocks is"):
         Form(**wrong)

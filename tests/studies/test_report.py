@@ -126,7 +126,7 @@ def compressed():
     def texts(perplexity, rarest):
         return {"wiki": {"perplexity": perplexity, **by_frequency(4.5, [rarest, *[5.0] * 9])}}
 
-    settings = {"bits": 16, "rank": 0.5, "blocks": "even", "weighted": 0.0}
+    settings = {"bits": 16, "rank": 0.5, "blocks": "even"}
     form = {"form": "16 bits, rank 0.5", **settings, "bytes": 9, "relative_bytes": 0.51}
     return {"as_trained": texts(100.0, 9.0), "forms": [{**form, "texts": texts(120.0, 9.25)}]}
 

@@ -4,57 +4,41 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import (
-    AsJson,
-    Batch,
-    Counts,
-    Model,
-    Run,
-    Stride,
-    TextField,
-    Texts,
-    Window,
-    named_texts,
-    usage_errors,
-)
+from tide_lm.cli import options
 from tide_lm.cli.output import print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import results_folder
 
 
 def command(
-    model: Model,
-    text: Texts = None,
+    model: options.Model,
+    text: options.Texts = None,
     form: Annotated[
         list[str] | None,
         typer.Option(show_default="all", help='A form to measure, as in "4 bits"; repeatable.'),
     ] = None,
-    text_field: TextField = "text",
-    counts: Counts = None,
-    run: Run = None,
-    window: Window = None,
-    stride: Stride = None,
-    batch: Batch = 8,
-    as_json: AsJson = False,
+    text_field: options.TextField = "text",
+    counts: options.Counts = None,
+    run: options.Run = None,
+    window: options.Window = None,
+    stride: options.Stride = None,
+    batch: options.Batch = 8,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure smaller forms of a model's tables: bytes, perplexity, loss by decile. Nothing is packed.
 
     Example: tide-lm compress runs/mine --form "4 bits" --text wiki.test.txt
     """
-    from tide_lm.compress.measure import forms_named, measure
-    from tide_lm.evaluate.texts import TextSettings
+    from tide_lm.compress.measure import FORMS, forms_named, measure
+    from tide_lm.evaluate.texts import TextSettings, TextSettingsError
     from tide_lm.model.opened import open_model
 
-    with usage_errors():
-        forms = forms_named(form) if form else None
+    with options.usage_errors():
+        forms = forms_named(form) if form else FORMS
     opened = open_model(model, counts=counts, run=run)
     results_folder(opened.run)
-    settings = TextSettings(named_texts(text), text_field, window, stride, batch)
-    with usage_errors():
-        settings.resolve(opened)
-    if forms is None and opened.frequencies is None:
-        typer.echo("without --counts no form is weighted by the frequency of tokens", err=True)
-    with working(f"Compressing {model}") as log:
+    settings = TextSettings(options.named_texts(text), text_field, window, stride, batch)
+    with working(f"Compressing {model}") as log, options.usage_errors(TextSettingsError):
         result = measure(opened, settings, forms, log)
     typer.echo(f"wrote {opened.write('compression', result)}", err=True)
     print_json(result) if as_json else _print(model, result)

@@ -22,9 +22,6 @@ def command(
     blocks: Annotated[
         str, typer.Option(help="A lower rank of each block (even), or one of all blocks (joint).")
     ] = "even",
-    weighted: Annotated[
-        float, typer.Option(help="With a lower rank: rows count by this power of their tokens' frequency.")
-    ] = 0.0,
     counts: Counts = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every row of a packed MODEL; write nothing.")
@@ -39,7 +36,7 @@ def command(
         raise typer.BadParameter("give --out, a folder to write, or --verify, and not both")
     if verify:
         refuse_others(context, {"model", "verify", "as_json"}, "--verify")
-    result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, blocks, weighted)
+    result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, blocks)
     if as_json:
         print_json(result)
     else:
@@ -64,8 +61,7 @@ def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, A
         chosen = Form(*form)
     files.check_free(out)
     opened = open_model(model, counts=counts)
-    frequencies = opened.bins if chosen.weighted else opened.frequencies
-    counts_V = None if frequencies is None else frequencies.counts_V
+    counts_V = None if opened.frequencies is None else opened.frequencies.counts_V
     with working(f"Packing {model}"):
         header = pack(opened.model_with_memory, out, chosen, counts_V, opened.tokenizer.save_pretrained)
     whole = 2 * header.vocab_size * header.blocks * header.hidden

@@ -25,33 +25,28 @@ class Form:
     """How rows are stored: in numbers of so many `bits`, and in a `rank` that is a share of the full one.
 
     With `"even"` blocks each has that share, as in the paper; `"joint"` ones have one basis for the K x D
-    numbers of a row. The basis keeps most of the rows, which count by `weighted`, a power of their tokens'
-    frequencies: 0 for all alike.
+    numbers of a row.
     """
 
     bits: int = 4
     group: int = 32
     rank: float = 1.0
     blocks: Blocks = "even"
-    weighted: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rank <= 1:
             raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
         if self.blocks not in get_args(Blocks):
             raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Blocks))}")
-        if not 0 <= self.weighted <= 1:
-            raise ValueError(f"weighted is {self.weighted}: it is a power of frequencies, from 0 to 1")
-        if self.rank == 1 and (self.weighted or self.blocks != "even"):
-            raise ValueError("blocks and weighted are for a lower rank: give one below 1, or leave them out")
+        if self.rank == 1 and self.blocks != "even":
+            raise ValueError(f"blocks is {self.blocks!r}, which is for a lower rank: give one below 1")
         RowCodec(1, self.bits, self.group)  # which checks them
 
     def __str__(self) -> str:
         if self.rank == 1:
             return f"{self.bits} bits"
         how = "" if self.blocks == "even" else ", joint"
-        weighted = f", weighted {self.weighted:g}" if self.weighted else ""
-        return f"{self.bits} bits, rank {self.rank:g}{how}{weighted}"
+        return f"{self.bits} bits, rank {self.rank:g}{how}"
 
     def size(self, blocks: int, hidden: int) -> int:
         """Return how many numbers a row has, or with even blocks each of its blocks."""
@@ -86,22 +81,19 @@ class Encoder:
         form: Form,
         fingerprint: str,
         counts_V: np.ndarray | None = None,
-        known: dict[tuple[bool, float], Directions] | None = None,
+        known: dict[Blocks, Directions] | None = None,
     ) -> None:
         V, K, D = memory.weight.shape
-        if form.weighted and counts_V is None:
-            raise ValueError("how frequent tokens are is not known: give counts, or leave weighted out")
         if counts_V is not None and len(counts_V) != V:
             raise ValueError(f"there are {len(counts_V)} counts of tokens: there must be {V}")
         self.memory, self.form, self.counts_V = memory, form, counts_V
         self.ranks: tuple[int, ...] = ()
         if form.rank < 1:
             known = {} if known is None else known
-            which = (form.blocks == "joint", form.weighted)
-            if which not in known:
-                known[which] = self._directions()
+            if form.blocks not in known:
+                known[form.blocks] = self._directions()
             size = form.size(K, D)
-            kept = [vectors[:, -size:].flip(1).T for vectors in known[which]]
+            kept = [vectors[:, -size:].flip(1).T for vectors in known[form.blocks]]
             self.ranks, self._basis = (size,) * len(kept), torch.cat(kept).float()
         sections = self.sections
         self.header = Header(
@@ -152,14 +144,9 @@ class Encoder:
         return (rows_UKD.flatten(1),) if self.form.blocks == "joint" else rows_UKD.unbind(1)
 
     def _directions(self) -> Directions:
-        """Return the eigenvectors of the weighted rows' squares."""
-        weights_V = torch.ones(len(self.memory.weight))
-        if self.form.weighted:
-            assert self.counts_V is not None
-            weights_V = torch.from_numpy((self.counts_V + 1.0) ** self.form.weighted).float()
+        """Return the eigenvectors of the rows' squares."""
         grams: list[torch.Tensor] = []
-        for rows_UKD, weights_U in zip(folded_rows(self.memory), weights_V.split(_ROWS_AT_ONCE), strict=True):
-            scaled = rows_UKD * weights_U.sqrt().to(rows_UKD.device).view(-1, 1, 1)
-            found = [part.T.double() @ part.double() for part in self._spaces(scaled)]
+        for rows_UKD in folded_rows(self.memory):
+            found = [part.T.double() @ part.double() for part in self._spaces(rows_UKD)]
             grams = [a + b for a, b in zip(grams, found, strict=True)] if grams else found
         return tuple(torch.linalg.eigh(gram).eigenvectors for gram in grams)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tide_lm.compress.encode import Directions, Encoder, Form
+from tide_lm.compress.encode import Blocks, Directions, Encoder, Form
 from tide_lm.evaluate.perplexity import losses, read
 from tide_lm.evaluate.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
@@ -17,7 +17,7 @@ FORMS = (
     *(Form(bits) for bits in (16, 8, 4, 3, 2)),
     *(Form(16, rank=share) for share in _SHARES),
     *(Form(16, rank=share, blocks="joint") for share in _SHARES),
-    *(Form(bits, rank=0.5, blocks="joint", weighted=0.5) for bits in (16, 8, 4)),
+    *(Form(bits, rank=0.5, blocks="joint") for bits in (8, 4)),
 )
 
 
@@ -32,19 +32,14 @@ def forms_named(names: Sequence[str]) -> list[Form]:
 def measure(
     opened: OpenedModel,
     settings: TextSettings | None = None,
-    forms: Sequence[Form] | None = None,
+    forms: Sequence[Form] = FORMS,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Return the perplexity of each text with the tables as they are, and in each form.
 
-    Without `forms` these are all of `FORMS` that can be made: weighted ones need the frequencies of tokens.
     `bytes` are those of a store, and `relative_bytes` those over the tables in 16 bits.
     """
     frequencies = opened.frequencies
-    if forms is None:
-        forms = [form for form in FORMS if frequencies is not None or not form.weighted]
-    elif any(form.weighted for form in forms):
-        frequencies = opened.bins
     texts, windows = (settings or TextSettings()).resolve(opened)
     model, counts_V = opened.model_with_memory, None if frequencies is None else frequencies.counts_V
     tables = model.model.tables
@@ -58,7 +53,7 @@ def measure(
 
     log("as trained")
     whole, records = by_text(), []
-    known: dict[tuple[bool, float], Directions] = {}
+    known: dict[Blocks, Directions] = {}
     for form in forms:
         log(str(form))
         encoder = Encoder(tables, form, "0" * 64, counts_V, known)
