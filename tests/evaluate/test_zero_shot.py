@@ -1,21 +1,26 @@
-"""The eight tasks without lm-eval: its texts, tokens and scores, and those of a plain loop."""
+"""Zero-shot scores: those of a plain loop, and lm-eval's texts, tokens and scores."""
 
 import copy
 import gzip
 import json
 import math
+import os
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import lm_evals
 import pytest
 import torch
+from command import tide_lm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tide_lm.evaluate import tasks as lm_eval_tasks
 from tide_lm.evaluate import zero_shot
-from tide_lm.evaluate.zero_shot import Encoder, Item, Likelihood, Request
+from tide_lm.evaluate.tasks import TASKS, Item, read_items
+from tide_lm.evaluate.zero_shot import Encoder, Likelihood, Request
 
 ARC = {
     "question": "What does every layer know?",
@@ -85,7 +90,7 @@ REAL_ITEMS = 25
 
 
 def write(folder: Path, name: str, records: list[dict]) -> Path:
-    path = folder / f"{name}_{lm_eval_tasks.TASKS[name].splits[-1]}.jsonl"
+    path = folder / f"{name}_{TASKS[name].splits[-1]}.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -125,7 +130,8 @@ def loop(model, tokenizer, context: str, choice: str) -> tuple[float, bool]:
 @pytest.mark.parametrize("name", MADE)
 def test_records_become_texts(name, tmp_path):
     record, item = MADE[name]
-    assert zero_shot.read_items(name, write(tmp_path, name, [record])) == [item]
+    write(tmp_path, name, [record])
+    assert read_items(tmp_path, name) == (TASKS[name].splits[-1], [item])
 
 
 def test_scores_are_those_of_a_loop(model, tokenizer, made, monkeypatch):
@@ -133,10 +139,10 @@ def test_scores_are_those_of_a_loop(model, tokenizer, made, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
     found = zero_shot.score(model, tokenizer, made, batch=3)
     expected = {}
-    for name, task in lm_eval_tasks.TASKS.items():
-        split, path = lm_eval_tasks.find_records(made, name)
+    for name, task in TASKS.items():
+        split, items = read_items(made, name)
         right = []
-        for item in zero_shot.read_items(name, path):
+        for item in items:
             values = [loop(model, tokenizer, item.context, choice) for choice in item.choices]
             if name == "lambada_openai":
                 right.append(values[0])
@@ -145,7 +151,13 @@ def test_scores_are_those_of_a_loop(model, tokenizer, made, monkeypatch):
             best = max(range(len(values)), key=lambda i: values[i][0] / letters[i])
             right.append((0.0, best == item.right))
         score = sum(good for _, good in right) / len(right)
-        expected[name] = lm_eval_tasks.task_result(name, score, len(right), split)
+        expected[name] = {
+            "score": score,
+            "metric": task.metric,
+            "stderr": pytest.approx(math.sqrt(score * (1 - score))),  # of two records
+            "samples": 2,
+            "split": split,
+        }
         if name == "lambada_openai":
             perplexity = math.exp(-sum(value for value, _ in right) / len(right))
     assert found == {
@@ -188,15 +200,16 @@ def test_where_all_tokens_are_equally_likely_length_decides(
     choices = ["zz", "zzzz", "éééé"]
     found = Encoder(tokenizer, model.config).requests(Item("a", choices, 0))
     assert [request.predicted for request in found] == [3, 5, 9]
-    monkeypatch.setitem(zero_shot.ITEMS, name, lambda record: Item("a", choices, record["right"]))
+    made = replace(TASKS[name], item=lambda record: Item("a", choices, record["right"]))
+    monkeypatch.setitem(TASKS, name, made)
     write(tmp_path, name, [{"right": right} for right in (best, 0, 1, 2, best)])
     task = zero_shot.score(model, tokenizer, tmp_path, [name])["tasks"][name]
     assert task == {
         "score": 3 / 5,
-        "metric": lm_eval_tasks.TASKS[name].metric,
+        "metric": TASKS[name].metric,
         "stderr": pytest.approx(math.sqrt(0.24 / 4)),
         "samples": 5,
-        "split": lm_eval_tasks.TASKS[name].splits[0],
+        "split": TASKS[name].splits[0],
     }
 
 
@@ -298,16 +311,12 @@ def trained_tokenizer(texts: list[str], size: int, words: bool) -> PreTrainedTok
     "make_tokenizer", [pytest.param(words_tokenizer, marks=pytest.mark.slow), bridging_tokenizer]
 )
 def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
-    make_tokenizer, tiny_model, shared_data, monkeypatch
+    make_tokenizer, tiny_model, shared_data, monkeypatch, tmp_path
 ):
     """Of a model with random weights: it prefers any choice, unless texts and tokens are the same."""
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     folder = shared_data / "benchmarks"
-    items = [
-        item
-        for name in lm_eval_tasks.TASKS
-        for item in zero_shot.read_items(name, lm_eval_tasks.find_records(folder, name)[1], REAL_ITEMS)
-    ]
+    items = [item for name in TASKS for item in read_items(folder, name, REAL_ITEMS)[1]]
     assert len(items) == 8 * REAL_ITEMS
     texts = [f"{item.context} {choice}" for item in items for choice in item.choices]
     tokenizer = make_tokenizer(texts)
@@ -323,7 +332,7 @@ def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
         return answers
 
     monkeypatch.setattr(huggingface.HFLM, "_loglikelihood_tokens", spy)
-    theirs = lm_eval_tasks.run(model, tokenizer, str(folder), batch=32, limit=REAL_ITEMS)
+    theirs = lm_evals.scores(model, tokenizer, folder, tmp_path, REAL_ITEMS, monkeypatch)
     assert [context + continuation for (context, continuation), *_ in seen] == texts
 
     encoder = Encoder(tokenizer, model.config)
@@ -341,9 +350,98 @@ def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
     assert [one.greedy for one in found] == [greedy for *_, greedy in seen]
 
     ours = zero_shot.score(model, tokenizer, folder, limit=REAL_ITEMS)
-    assert ours.pop("lambada_perplexity") == pytest.approx(theirs.pop("lambada_perplexity"), rel=1e-4)
-    assert ours == theirs | {"lm_eval": None}
+    compare(ours, theirs, TASKS)
+    assert ours["average"] == sum(task["score"] for task in ours["tasks"].values()) / 8
     assert ours["bos"] == (make_tokenizer is bridging_tokenizer)
+
+
+def compare(ours: dict, theirs: dict, tasks) -> None:
+    for name in tasks:
+        task, found = ours["tasks"][name], theirs["results"][name]
+        assert task["score"] == found[f"{task['metric']},none"]
+        assert task["stderr"] == pytest.approx(found[f"{task['metric']}_stderr,none"])
+        assert task["samples"] == theirs["n-samples"][name]["effective"]
+    perplexity = theirs["results"]["lambada_openai"]["perplexity,none"]
+    assert ours["lambada_perplexity"] == pytest.approx(perplexity, rel=1e-4)
+
+
+def test_datasets_splits_and_metrics_are_those_of_lm_eval():
+    loader = pytest.importorskip("lm_eval.tasks._yaml_loader")
+    for name, task in TASKS.items():
+        theirs = loader.load_yaml(lm_evals.definition(name), resolve_func=False)
+        assert task.dataset == (theirs["dataset_path"], theirs.get("dataset_name"))
+        assert task.splits[0] == (theirs.get("test_split") or theirs["validation_split"])
+        assert task.metric in [metric["metric"] for metric in theirs["metric_list"]]
+        assert "num_fewshot" not in theirs
+
+
+@pytest.mark.slow
+def test_lm_evals_own_command_gives_the_same_numbers(trained, made, tmp_path):
+    """Compare `tide-lm evaluate RUN` with `lm_eval` on the run's export."""
+    pytest.importorskip("lm_eval")
+    done = tide_lm("evaluate", trained, "--benchmarks", made, "--run", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    ours = json.loads((tmp_path / "run" / "results" / "benchmarks.json").read_text())
+
+    lm_evals.write_tasks(made, tmp_path / "tasks", TASKS)
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--tasks", ",".join(TASKS)]
+    command += ["--model_args", f"pretrained={trained / 'export'},trust_remote_code=True", "--device", "cpu"]
+    command += ["--batch_size", "8", "--include_path", str(tmp_path / "tasks")]
+    command += ["--output_path", str(tmp_path / "theirs.json")]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=offline, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (theirs,) = tmp_path.glob("theirs*.json")
+    compare(ours, json.loads(theirs.read_text()), TASKS)
+
+
+def test_the_command_prints_the_papers_columns_as_rows(trained, made, tmp_path):
+    arguments = ["evaluate", trained, "--benchmarks", made, "--run", tmp_path / "run"]
+    done = tide_lm(*arguments, "--tasks", "sciq,arc_easy", "--limit", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    assert rows[-4:] == ["PPL", "ARC-E", "SciQ", "Average"]
+    assert "the validation split stands in for the test split" in done.stderr
+    result = json.loads((tmp_path / "run" / "results" / "benchmarks.json").read_text())
+    assert (result["model"], result["limit"]) == ("run", 1)
+    assert result["provenance"]["versions"]["torch"]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_contexts_begin_with_bos_if_the_tokenizer_adds_it(model, tokenizer, made, adds):
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer), bos_token="<bos>"
+    )
+    if adds:
+        own.backend_tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 0)])
+    seen = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert zero_shot.score(model, own, made, ["boolq"])["bos"] is adds
+    assert all((ids[:, 0] == 0).all() == adds for ids in seen)
+
+
+def test_records_come_from_the_hub_too(model, tokenizer, monkeypatch):
+    datasets, asked = pytest.importorskip("datasets"), []
+
+    def load(*where, split):
+        asked.append((*where, split))
+        return [MADE["sciq"][0]] * 3
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    found = zero_shot.score(model, tokenizer, "hub", ["sciq"], limit=2)
+    assert asked == [("allenai/sciq", None, "test")]
+    assert (found["source"], found["tasks"]["sciq"]["samples"]) == ("hub", 2)
+    assert found["tasks"]["sciq"]["split"] == "test"
+
+    def refuse(*_, **__):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(ValueError, match=r"allenai/sciq cannot be read .*no network.*give a folder"):
+        zero_shot.score(model, tokenizer, "hub", ["sciq"])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[data\]'"):
+        zero_shot.score(model, tokenizer, "hub", ["sciq"])
 
 
 @pytest.mark.parametrize(
@@ -354,7 +452,8 @@ def test_lm_eval_has_the_same_tokens_likelihoods_and_scores(
         (["piqa"], {}, "has no piqa_validation.jsonl, plain or .gz: add it"),
         (["boolq"], {"limit": 0}, "limit is 0: give at least 1"),
         (["boolq"], {"batch": -1}, "batch is -1: give at least 1"),
-        (["boolq"], {}, r"boolq_validation.jsonl holds no records: put those of boolq there"),
+        (["boolq"], {}, "holds no records of boolq, validation: put them there"),
+        (["sciq"], {}, "has no sciq_test.jsonl or sciq_validation.jsonl"),
     ],
 )
 def test_a_wrong_call_says_why(model, tokenizer, tmp_path, tasks, options, message):
@@ -368,7 +467,7 @@ def test_a_wrong_call_says_why(model, tokenizer, tmp_path, tasks, options, messa
 @pytest.mark.parametrize(
     ("name", "record", "message"),
     [
-        ("piqa", {"prompt": "a"}, r"KeyError: 'goal'.*fields of the Hugging Face dataset .*piqa/piqa.yaml"),
+        ("piqa", {"prompt": "a"}, r"KeyError: 'goal'.*fields of the Hugging Face dataset baber/piqa"),
         ("piqa", MADE["piqa"][0] | {"label": 2}, "number 2 .*of 2"),
         ("piqa", MADE["piqa"][0] | {"sol2": None}, "choice is no text"),
         ("piqa", ["a"], "TypeError"),

@@ -90,15 +90,16 @@ def command(
 def _on_tasks(
     model: str, run: Path | None, memory: Any, source: str, tasks: str | None, batch: int, limit: int | None
 ) -> dict[str, Any]:
-    from tide_lm.evaluate import tasks as zero_shot
+    from tide_lm.evaluate.tasks import TASKS, check
+    from tide_lm.evaluate.zero_shot import score
     from tide_lm.model.opened import open_model
 
-    names = list(zero_shot.TASKS) if tasks is None else [name.strip() for name in tasks.split(",")]
     with options.usage_errors():
-        zero_shot.check(source, names)
+        names = check(source, list(TASKS) if tasks is None else [name.strip() for name in tasks.split(",")])
     opened = open_model(model, run=run, memory=memory)
     results_folder(opened.run)
-    found = zero_shot.run(opened.model, opened.tokenizer, source, names, batch=batch, limit=limit)
+    with working(f"Scoring {model}") as log:
+        found = score(opened.model, opened.tokenizer, source, names, batch=batch, limit=limit, log=log)
     result = {"model": opened.name, **found}
     typer.echo(f"wrote {opened.write('benchmarks', result)}", err=True)
     options.print_reads(opened)

@@ -1,13 +1,12 @@
-"""The paper's eight zero-shot tasks without lm-eval: only torch, transformers and a folder of records.
+"""Zero-shot scores of a model: which of a record's choices it finds likeliest.
 
-Texts, tokens and metrics are those of lm-eval 0.4.13, and so are the scores of a model in float32. For a
-model in 16 bits lm-eval computes the softmax in 16 bits; here it is always computed in float32. Shapes: B
-requests per batch, T tokens, V vocabulary, L places whose logits are kept.
+Tokens and metrics are those of lm-eval 0.4.13, and so are the scores of a model in float32. For a model in 16
+bits lm-eval computes the softmax in 16 bits; here it is always computed in float32. Shapes: B requests per
+batch, T tokens, V vocabulary, L places whose logits are kept.
 """
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,20 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tide_lm.data.sources import json_lines
 from tide_lm.evaluate.perplexity import check_ids
-from tide_lm.evaluate.tasks import LAMBADA, TASKS, average, find_records, in_order, task_result
+from tide_lm.evaluate.tasks import HUB, LAMBADA, TASKS, Item, check, read_items
 
-Record = dict[str, Any]
 UNLIMITED = 10**9  # a tokenizer without a length of its own gives more
-
-
-class Item(NamedTuple):
-    """A context and the choices that may follow it after a space; `right` is the place of the right one."""
-
-    context: str
-    choices: list[str]
-    right: int
 
 
 class Request(NamedTuple):
@@ -49,41 +38,50 @@ class Likelihood(NamedTuple):
 def score(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
+    source: str | Path,
     tasks: Sequence[str] = tuple(TASKS),
     *,
     batch: int = 32,
     limit: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Return what `tasks.run` returns for a folder; `limit` is the number of records per task.
+    """Return scores between 0 and 1; `source` is a folder or the Hub, `limit` the records per task.
 
-    The model is left in evaluation mode.
+    The average is that of all eight tasks, or None: that of fewer would not be the paper's. The model is left
+    in evaluation mode.
     """
     for name, value in (("batch", batch), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: give at least 1")
-    files = {name: find_records(folder, name) for name in in_order(tasks)}
+    read = {name: read_items(source, name, limit) for name in check(source, tasks)}
     model.eval()
     encoder = Encoder(tokenizer, model.config)
-    scores = {}
+    scores: dict[str, dict[str, Any]] = {}
     perplexity = None
-    for name, (split, path) in files.items():
-        items = read_items(name, path, limit)
+    for name, (split, items) in read.items():
+        log(f"{name}, {len(items):,} records")
         requests = [request for item in items for request in encoder.requests(item)]
         every = iter(likelihoods(model, requests, batch))
         found = [list(islice(every, len(item.choices))) for item in items]
-        right = sum(_is_right(name, *pair) for pair in zip(items, found, strict=True))
-        scores[name] = task_result(name, right / len(items), len(items), split)
+        right = sum(_is_right(name, *pair) for pair in zip(items, found, strict=True)) / len(items)
+        scores[name] = {
+            "score": right,
+            "metric": TASKS[name].metric,
+            "stderr": math.sqrt(right * (1 - right) / (len(items) - 1)) if len(items) > 1 else None,
+            "samples": len(items),
+            "split": split,
+        }
         if name == LAMBADA:
             perplexity = math.exp(-sum(choice.log for (choice,) in found) / len(found))
+    every_task = len(scores) == len(TASKS)
     return {
         "tasks": scores,
-        "average": average(scores),
+        "average": sum(task["score"] for task in scores.values()) / len(TASKS) if every_task else None,
         "lambada_perplexity": perplexity,
         "limit": limit,
-        "source": folder.resolve().name,
+        "source": str(source) if source == HUB else Path(source).resolve().name,
         "bos": encoder.tokens("a")[0] == tokenizer.bos_token_id,
-        "lm_eval": None,
+        "lm_eval": None,  # version 0.1.0 scored by lm-eval and gave its version
     }
 
 
@@ -96,85 +94,6 @@ def _is_right(name: str, item: Item, found: Sequence[Likelihood]) -> bool:
             value / len(text) if text else -math.inf for value, text in zip(values, item.choices, strict=True)
         ]
     return values.index(max(values)) == item.right
-
-
-def read_items(name: str, path: Path, limit: int | None = None) -> list[Item]:
-    """Read the first records of a file, or all of them."""
-    items = [_item(name, place, record) for place, record in islice(json_lines(path), limit)]
-    if not items:
-        raise ValueError(f"{path} holds no records: put those of {name} there, one a line")
-    return items
-
-
-def _item(name: str, place: str, record: Any) -> Item:
-    try:
-        item = ITEMS[name](record)
-        if not all(isinstance(text, str) for text in (item.context, *item.choices)):
-            raise TypeError("its context or a choice is no text")
-        if not 0 <= item.right < len(item.choices):
-            raise IndexError(f"the right choice is number {item.right} from 0, of {len(item.choices)}")
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{place}, {str(record)[:80]!r}, is no record of {name} ({type(error).__name__}: {error}): give "
-            f"it the fields of the Hugging Face dataset that lm-eval's {TASKS[name].definition} reads"
-        ) from error
-    return item
-
-
-def _arc(record: Record) -> Item:
-    return _lettered(f"Question: {record['question']}\nAnswer:", record)
-
-
-def _lettered(context: str, record: Record) -> Item:
-    choices = record["choices"]
-    return Item(context, choices["text"], choices["label"].index(record["answerKey"].lstrip()))
-
-
-def _boolq(record: Record) -> Item:
-    context = f"{record['passage']}\nQuestion: {record['question']}?\nAnswer:"
-    return Item(context, ["no", "yes"], int(record["label"]))
-
-
-def _hellaswag(record: Record) -> Item:
-    context = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
-    return Item(_unmarked(context), [_unmarked(ending) for ending in record["endings"]], int(record["label"]))
-
-
-def _unmarked(text: str) -> str:
-    """Remove WikiHow's marks in brackets; the mark of a title becomes the end of a sentence."""
-    text = text.strip().replace(" [title]", ". ")
-    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
-
-
-def _lambada(record: Record) -> Item:
-    context, _, word = record["text"].rpartition(" ")
-    return Item(context, [word], 0)
-
-
-def _openbookqa(record: Record) -> Item:
-    return _lettered(record["question_stem"], record)
-
-
-def _piqa(record: Record) -> Item:
-    context = f"Question: {record['goal']}\nAnswer:"
-    return Item(context, [record["sol1"], record["sol2"]], int(record["label"]))
-
-
-def _sciq(record: Record) -> Item:
-    context = f"{record['support'].lstrip()}\nQuestion: {record['question']}\nAnswer:"
-    return Item(context, [*(record[f"distractor{i}"] for i in (1, 2, 3)), record["correct_answer"]], 3)
-
-
-ITEMS: dict[str, Callable[[Record], Item]] = {
-    "arc_challenge": _arc,
-    "arc_easy": _arc,
-    "boolq": _boolq,
-    "hellaswag": _hellaswag,
-    LAMBADA: _lambada,
-    "openbookqa": _openbookqa,
-    "piqa": _piqa,
-    "sciq": _sciq,
-}
 
 
 class Encoder:
