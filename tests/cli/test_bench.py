@@ -104,13 +104,12 @@ def test_a_folder_to_write_is_named_before_anything_is_timed(tmp_path):
 def test_a_store_is_timed_and_removed(tmp_path):
     place, out = tmp_path / "disk", tmp_path / "store.json"
     place.mkdir()
-    options = ["tide-4e-tiny", "--decode", "tide-4e-tiny", "--tokens", "50", "--rounds", "1", "--bits", "8"]
+    options = ["tide-4e-tiny", "--tokens", "50", "--rounds", "1", "--bits", "8"]
     done = tide_lm("bench", "store", *options, "--folder", place, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found == json.loads(done.stdout)
     assert found["read"]["seconds"].keys() >= {"mmap", "reader"}
-    assert found["decode"]["tokens_per_s"].keys() == {"tables", "device", "store"}
     assert not list(place.iterdir())
 
 

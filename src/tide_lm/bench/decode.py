@@ -120,7 +120,9 @@ def measure(
     about = {"preset": preset, "k": shape.num_memory_blocks, "memory": str(memory), "batch": batch}
     about["context"] = list(context)
     with random_model(shape, Residence(memory)) as model:
-        prompts = torch.randint(shape.vocab_size, (batch, start), generator=_seeded()).tolist()
+        prompts = torch.randint(
+            shape.vocab_size, (batch, start), generator=torch.Generator().manual_seed(0)
+        ).tolist()
         engine = Engine(model, end, batch)
         kind = "engine, one kernel" if engine.why_not_fused is None else "engine"
         yield about | {"by": kind, "weight_bytes": _weight_bytes(model)} | _timed(engine, prompts)
@@ -141,7 +143,7 @@ def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
     """Time a generation to the end of the cache, after a first one, which compiles and captures."""
     tokens = engine.length - len(prompts[0])
     list(engine.generate(prompts, tokens))
-    _forget_peak()
+    timing.forget_peak()
     first, rest = [], []
     for _ in range(3):
         began = time.perf_counter()
@@ -153,7 +155,7 @@ def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
         "ms_per_token": 1e3 * statistics.median(rest),
         "tokens_per_s": len(prompts) / statistics.median(rest),
         "first_token_ms": 1e3 * statistics.median(first),
-        "vram_gb": _peak_gb(),
+        "vram_gb": timing.peak_gb(),
     }
 
 
@@ -252,16 +254,3 @@ def _weight_bytes(model: TideForCausalLM) -> int:
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         tables.add(id(model.model.embed_tokens.weight))
     return sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in tables)
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def _forget_peak() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _peak_gb() -> float | None:
-    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None

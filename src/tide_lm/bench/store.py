@@ -1,4 +1,4 @@
-"""Time a store: reads of many rows that are in no cache, and of the rows of generated tokens."""
+"""Time a store: reads of many rows that are in no cache."""
 
 import json
 import os
@@ -12,12 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 
 from tide_lm.bench import timing
-from tide_lm.compress.encode import Form
-from tide_lm.compress.pack import pack
-from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
 from tide_lm.store.codec import RowCodec
@@ -30,11 +26,11 @@ _READS = 5  # of the reader in a round
 _SETTLING = 0.2  # seconds in which a system goes on dropping pages after it was asked to
 
 
-def check(model: str, decode: str, bits: int, tokens: int) -> None:
+def check(model: str, bits: int, tokens: int) -> None:
     """Check what is to be timed, before any of it is."""
-    shape, small = presets.get(model).model, presets.get(decode).model
-    if not (shape.num_memory_blocks and small.num_memory_blocks):
-        raise ValueError("a base model has no store: name presets with memory, such as tide-8e-1b")
+    shape = presets.get(model).model
+    if not shape.num_memory_blocks:
+        raise ValueError("a base model has no store: name a preset with memory, such as tide-8e-1b")
     if tokens > shape.vocab_size:
         raise ValueError(f"--tokens is {tokens}, and {model} has {shape.vocab_size}: give fewer")
     RowCodec(1, bits)
@@ -42,23 +38,20 @@ def check(model: str, decode: str, bits: int, tokens: int) -> None:
 
 def measure(
     model: str,
-    decode: str,
     bits: int,
     tokens: int,
     rounds: int,
     folder: Path,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Write a store as large as a model's, read rows from it, and generate from another; then remove both."""
+    """Write a store as large as a model's, read rows from it, and remove it."""
     with TemporaryDirectory(dir=folder, prefix=".bench-store-") as place:
         log("writing it")
         header = random_store(Path(place) / "rows.tide", presets.get(model).model, bits)
         log("reading it")
         read = read_speed(Path(place) / "rows.tide", tokens, rounds)
-        log(f"generating with {decode}")
-        generated = decode_speed(decode, Path(place) / "packed", bits, 64, rounds)
     about = {"model": model, "bits": bits, "store_bytes": header.file_bytes, "padding": header.padding}
-    return {**about, "read": read, "decode": generated}
+    return {**about, "read": read}
 
 
 def random_store(
@@ -139,48 +132,7 @@ def fio_reads(path: Path, block: int) -> float | None:
     if shutil.which("fio") is None:
         return None
     command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", f"--bs={block}", "--direct=1"]
-    command += [
-        "--ioengine=libaio",
-        f"--iodepth={_FIO_DEPTH}",
-        "--norandommap",
-        "--randrepeat=0",
-        "--readonly",
-    ]
-    command += [f"--runtime={_FIO_SECONDS}", "--time_based", "--output-format=json"]
+    command += ["--ioengine=libaio", f"--iodepth={_FIO_DEPTH}", "--norandommap", "--randrepeat=0"]
+    command += ["--readonly", f"--runtime={_FIO_SECONDS}", "--time_based", "--output-format=json"]
     done = subprocess.run(command, capture_output=True, text=True)
     return json.loads(done.stdout)["jobs"][0]["read"]["iops"] if done.returncode == 0 else None
-
-
-def decode_speed(preset: str, folder: Path, bits: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Time `generate` with tables as trained, with packed rows on the device, and from a warm store.
-
-    They take turns, and ratios compare times of the same round.
-    """
-    torch.manual_seed(0)
-    model = TideForCausalLM(TideConfig.from_preset(preset)).eval()
-    pack(model, folder, Form(bits))
-    models = {"tables": model}
-    for place in ("device", "store"):
-        models[place] = TideForCausalLM.from_pretrained(folder, memory=place, memory_cache_bytes=1 << 40)
-    prompt = torch.randint(model.config.vocab_size, (1, 16), generator=torch.Generator().manual_seed(0))
-    options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
-    found: dict[str, list[float]] = {name: [] for name in models}
-    names = list(models)
-    for turn in range(rounds + 1):
-        names.append(names.pop(0))
-        for name in names:
-            taken = timing.seconds(lambda: models[name].generate(prompt, pad_token_id=0, **options))  # noqa: B023
-            if turn:  # the first fills the cache
-                found[name].append(tokens / taken)
-
-    def over(other: str) -> float:
-        return statistics.median(a / b for a, b in zip(found["store"], found[other], strict=True))
-
-    return {
-        "preset": preset,
-        "tokens": tokens,
-        "rounds": rounds,
-        "tokens_per_s": {name: statistics.median(each) for name, each in found.items()},
-        "over_tables": over("tables"),
-        "over_device": over("device"),
-    }

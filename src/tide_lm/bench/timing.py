@@ -25,6 +25,16 @@ def seconds(work: Callable[[], Any]) -> float:
     return now() - began
 
 
+def forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gb() -> float | None:
+    """Return the most GPU memory that was used since `forget_peak`."""
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
+
+
 @torch.no_grad()
 def random_weights(kind: Any, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Any:
     """Make a model with weights drawn on the device, which is fast."""

@@ -5,7 +5,7 @@ Token ids follow Zipf's law, as in text, so that a batch repeats its common toke
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -67,6 +67,23 @@ def shape_of(model: str) -> ModelConfig:
     return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=values)
 
 
+def measure_all(
+    models: Sequence[str],
+    batch: int,
+    sequence: int,
+    steps: int,
+    peers: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time each model; with `peers`, those without `:IDS` in a plain compiled loop too."""
+    runs = []
+    for model in models:
+        for plain in (False, True) if peers and ":" not in model else (False,):
+            log(f"{model}{', plain' if plain else ''}")
+            runs.append(measure(model, batch, sequence, steps, plain))
+    return {"runs": runs}
+
+
 def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = False) -> dict[str, Any]:
     """Return the speed, the peak memory and the parts of a step, or that it ran out of memory.
 
@@ -91,8 +108,7 @@ def measure(model: str, batch: int, sequence: int, steps: int, plain: bool = Fal
 
 def _time(shape: ModelConfig, batch: int, sequence: int, steps: int, plain: bool) -> dict[str, Any]:
     device = timing.device()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    timing.forget_peak()
     batches = zipf_batches(shape.vocab_size, batch, sequence)
     step = _plain_step(shape, batches, device) if plain else _own_step(shape, batches, device)
     for _ in range(WARM_UP):
@@ -102,14 +118,14 @@ def _time(shape: ModelConfig, batch: int, sequence: int, steps: int, plain: bool
         step(clock)
     clock.mark("end")
     seconds = (timing.now() - started) / steps
-    peak = peak_flops(device)
+    peak, gigabytes = peak_flops(device), timing.peak_gb()
     flops = estimate.train_flops(shape, sequence)
     return {
         "batch": batch,
         "sequence": sequence,
         "tokens_per_s": round(batch * sequence / seconds, 1),
         "mfu": None if peak is None else round(batch * sequence / seconds * flops / peak, 4),
-        "peak_gb": round(torch.cuda.max_memory_allocated(device) / 1e9, 2) if peak else None,
+        "peak_gb": gigabytes and round(gigabytes, 2),
         "step_ms": round(1e3 * seconds, 2),
         "parts_ms": {name: round(1e3 * taken / steps, 2) for name, taken in clock.seconds().items()},
     }

@@ -1,8 +1,7 @@
 """`tide-lm bench`: how fast this machine trains, generates, and reads a store."""
 
 import json
-import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
@@ -11,13 +10,29 @@ import typer
 
 from tide_lm.cli.options import AsJson, usage_errors
 from tide_lm.cli.output import number, print_json, print_table
-from tide_lm.cli.progress import working
+from tide_lm.cli.progress import tidy_end, working
 from tide_lm.run import files
 from tide_lm.run.provenance import provenance
 from tide_lm.spec.config import Place
 
 app = typer.Typer(help="Time what this machine does, on made-up data.", no_args_is_help=True)
 PRESETS = ["base-1b", "tide-8e-1b", "tide-24e-1b"]
+Columns = dict[str, tuple[str, str]]  # by key of a record: the title, and how the number is shown
+TRAINED: Columns = {
+    "tokens_per_s": ("tokens/s", ",.0f"),
+    "mfu": ("MFU", ".1%"),
+    "step_ms": ("ms per step", ",.1f"),
+    "peak_gb": ("peak GB", ".1f"),
+}
+DECODED: Columns = {
+    "ms_per_token": ("ms/token", ".3f"),
+    "tokens_per_s": ("tokens/s", ",.1f"),
+    "gb_per_s": ("GB/s", ",.0f"),
+    "of_floor": ("of floor", ".0%"),
+    "over_base": ("over base", "+.1%"),
+    "first_token_ms": ("first ms", ".1f"),
+    "vram_gb": ("GB", ".2f"),
+}
 Out = Annotated[Path | None, typer.Option(help="A JSON file to write, with versions and machine.")]
 
 
@@ -44,27 +59,24 @@ def train(
 
     Example: tide-lm bench train base-tiny tide-4e-tiny --batch 2 --sequence 128
     """
-    from tide_lm.bench.train import measure, shape_of
+    from tide_lm.bench.train import measure_all, shape_of
 
     wanted = models or PRESETS
     with usage_errors():
         for model in wanted:
             shape_of(model)
-        _check(out)
-    found: list[dict[str, Any]] = []
-    for model in wanted:
-        for plain in (False, True) if peers and ":" not in model else (False,):
-            with working(f"Timing {model}{', plain' if plain else ''}"):
-                found.append(measure(model, batch, sequence, steps, plain))
-    if not _written({"runs": found}, out, as_json):
-        columns = ["model", "ids", "tokens/s", "MFU", "ms per step", "peak GB"]
-        print_table(f"Training, {batch} x {sequence:,} tokens per step", columns, map(_trained, found))
-        timed = [run for run in found if "parts_ms" in run]
-        parts = list(dict.fromkeys(part for run in timed for part in run["parts_ms"]))
-        rows = [
-            (*_model(run), *(number(run["parts_ms"].get(part, 0), ",.1f") for part in parts)) for run in timed
-        ]
-        print_table("Parts of a step, ms", ["model", "ids", *parts], rows)
+    result = _measured(lambda log: measure_all(wanted, batch, sequence, steps, peers, log), out)
+    if as_json:
+        print_json(result)
+        return
+    title = f"Training, {batch} x {sequence:,} tokens per step"
+    print_table(title, ["model", "ids", *_titles(TRAINED)], map(_trained, result["runs"]))
+    timed = [run for run in result["runs"] if "parts_ms" in run]
+    parts = list(dict.fromkeys(part for run in timed for part in run["parts_ms"]))
+    rows = [
+        (*_model(run), *(number(run["parts_ms"].get(part, 0), ",.1f") for part in parts)) for run in timed
+    ]
+    print_table("Parts of a step, ms", ["model", "ids", *parts], rows)
 
 
 @app.command("decode")
@@ -114,21 +126,26 @@ def decode(
         if ids is None and counts is not None:
             raise ValueError("--counts goes with --ids, which is not given")
         forced = None if ids is None else read_tokens(ids, counts, wanted[-1])
-        _check(out)
-    _end_on_signals()
-    with working("Timing") as log:
+
+    def work(log: Callable[[str], None]) -> dict[str, Any]:
         result = measure_all(wanted, places, batches, context, peers, log)
-    if forced is not None:
-        with working(f"Forcing tokens through {wanted[-1]}"):
+        if forced is not None:
+            log(f"forcing tokens through {wanted[-1]}")
             result["store"] = measure_store(wanted[-1], 64 << 20, *forced)
-    if _written(result, out, as_json):
+        return result
+
+    result = _measured(work, out)
+    if as_json:
+        print_json(result)
         return
-    columns = ["model", "by", "rows", "batch", "ms/token", "tokens/s", "GB/s", "of floor", "over base"]
-    columns += ["first ms", "GB"]
-    title = (
-        f"Decoding from {context[0]:,} to {context[1]:,} tokens; {result['bandwidth_tb_s']:.2f} TB/s are read"
-    )
-    print_table(title, columns, map(_decoded, result["runs"]))
+    speed = f"{result['bandwidth_tb_s']:.2f} TB/s are read"
+    title = f"Decoding from {context[0]:,} to {context[1]:,} tokens; {speed}"
+    columns = ["model", "by", "rows", "batch", *_titles(DECODED)]
+    rows = [
+        (run["preset"], run["by"], run["memory"], run["batch"], *_numbers(run, DECODED))
+        for run in result["runs"]
+    ]
+    print_table(title, columns, rows)
     if store := result.get("store"):
         rows = [(name, number(value)) for name, value in store.items() if isinstance(value, float)]
         print_table(f"{wanted[-1]} from a store, {store['tokens']:,} tokens", ["", ""], rows)
@@ -137,40 +154,41 @@ def decode(
 @app.command("store")
 def store(
     model: Annotated[str, typer.Argument(help="The preset whose store is read.")] = "tide-8e-1b",
-    decode: Annotated[str, typer.Option(help="The preset that generates.")] = "tide-8e-small",
     bits: Annotated[int, typer.Option(help="Bits per number: 16, 8, 4, 3 or 2.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens whose rows are read.")] = 2048,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to take medians of.")] = 7,
     folder: Annotated[
-        Path, typer.Option(help="Where the stores are written, and removed: on the disk to time.")
+        Path, typer.Option(help="Where the store is written, and removed: on the disk to time.")
     ] = Path(),
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time reading rows from a cold store, beside a memory map and fio, and generation from a warm one.
+    """Time reading rows from a cold store, beside a memory map and fio.
 
     Example: tide-lm bench store tide-8e-small --rounds 3
     """
     from tide_lm.bench.store import check, measure
 
     with usage_errors():
-        check(model, decode, bits, tokens)
-        _check(out)
-    _end_on_signals()
-    with working(f"Timing a store of {model}") as log:
-        result = measure(model, decode, bits, tokens, rounds, folder, log)
-    if _written(result, out, as_json):
+        check(model, bits, tokens)
+    result = _measured(lambda log: measure(model, bits, tokens, rounds, folder, log), out)
+    if as_json:
+        print_json(result)
         return
-    read, generated = result["read"], result["decode"]
+    read = result["read"]
     rows = [(name, number(1000 * seconds, ",.1f")) for name, seconds in read["seconds"].items()]
     print_table(f"Rows of {tokens:,} tokens, cold, {read['block']:,} bytes each", ["by", "ms"], rows)
-    rows = [(name, number(rate, ",.1f")) for name, rate in generated["tokens_per_s"].items()]
-    print_table(f"Generating with {decode}, warm", ["rows from", "tokens/s"], rows)
 
 
-def _end_on_signals() -> None:
-    """End on SIGTERM as on Ctrl-C, so that temporary folders are removed."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]], out: Path | None) -> dict[str, Any]:
+    """Do the work, add versions and machine to its result, and write it to `out`."""
+    with usage_errors():
+        _check(out)
+    with tidy_end(), working("Timing") as log:
+        result = work(log) | {"provenance": provenance()}
+    if out is not None:
+        files.write_atomically(out, json.dumps(result, indent=2) + "\n")
+    return result
 
 
 def _check(out: Path | None) -> None:
@@ -187,36 +205,19 @@ def _check(out: Path | None) -> None:
         raise ValueError(f"--out {out} cannot be written ({error.strerror}): choose another") from None
 
 
-def _written(result: dict[str, Any], out: Path | None, as_json: bool) -> bool:
-    """Write and print the result as JSON where that is asked for; return whether it was printed."""
-    result["provenance"] = provenance()
-    if out is not None:
-        files.write_atomically(out, json.dumps(result, indent=2) + "\n")
-    if as_json:
-        print_json(result)
-    return as_json
-
-
 def _model(run: dict[str, Any]) -> tuple[str, str]:
     return run["preset"] + (", plain" if run["plain"] else ""), f"{run['vocab']:,}"
 
 
 def _trained(run: dict[str, Any]) -> tuple[str, ...]:
     if "out_of_memory" in run:
-        return *_model(run), "out of memory", "-", "-", "-"
-    forms = {"tokens_per_s": ",.0f", "mfu": ".1%", "step_ms": ",.1f", "peak_gb": ".1f"}
-    return *_model(run), *(number(run[name], form) for name, form in forms.items())
+        return *_model(run), "out of memory", *["-"] * (len(TRAINED) - 1)
+    return *_model(run), *_numbers(run, TRAINED)
 
 
-def _decoded(run: dict[str, Any]) -> tuple[str, ...]:
-    forms = {
-        "ms_per_token": ".3f",
-        "tokens_per_s": ",.1f",
-        "gb_per_s": ",.0f",
-        "of_floor": ".0%",
-        "over_base": "+.1%",
-        "first_token_ms": ".1f",
-        "vram_gb": ".2f",
-    }
-    shown = (number(run.get(name), form) for name, form in forms.items())
-    return run["preset"], run["by"], run["memory"], str(run["batch"]), *shown
+def _titles(columns: Columns) -> list[str]:
+    return [title for title, _ in columns.values()]
+
+
+def _numbers(run: dict[str, Any], columns: Columns) -> list[str]:
+    return [number(run.get(key), form) for key, (_, form) in columns.items()]

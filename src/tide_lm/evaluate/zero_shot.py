@@ -59,9 +59,8 @@ def score(
     scores: dict[str, dict[str, Any]] = {}
     perplexity = None
     for name, (split, items) in read.items():
-        log(f"{name}, {len(items):,} records")
         requests = [request for item in items for request in encoder.requests(item)]
-        every = iter(likelihoods(model, requests, batch))
+        every = iter(likelihoods(model, requests, batch, lambda line: log(f"{name}, {line}")))  # noqa: B023
         found = [list(islice(every, len(item.choices))) for item in items]
         right = sum(_is_right(name, *pair) for pair in zip(items, found, strict=True)) / len(items)
         scores[name] = {
@@ -140,11 +139,17 @@ class Encoder:
         return requests
 
 
-def likelihoods(model: PreTrainedModel, requests: Sequence[Request], batch: int) -> list[Likelihood]:
+def likelihoods(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    batch: int,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[Likelihood]:
     """Return likelihoods in the order of the requests; score the longest first, to fail early."""
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i].ids))
     found: dict[int, Likelihood] = {}
     for start in range(0, len(order), batch):
+        log(f"{start:,} of {len(order):,} choices")
         part = order[start : start + batch]
         found.update(zip(part, _likelihoods(model, [requests[i] for i in part]), strict=True))
     return [found[i] for i in range(len(requests))]
