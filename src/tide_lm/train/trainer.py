@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tide_lm.data.frequency import LossByBin
 from tide_lm.data.loader import Batch, Loader, validation_windows
-from tide_lm.evaluate.loss import held_out_loss
 from tide_lm.model import TideForCausalLM
 from tide_lm.ops.transfer import upload
 from tide_lm.run import checkpoint, files, process_group
@@ -312,15 +312,17 @@ class Trainer:
             rank,
             world_size,
         )
-
-        def per_token(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            own = targets.numel()
-            if not own:  # a rank without a window left takes part in the collectives
-                inputs = targets = torch.zeros(1, self.loader.sequence, dtype=torch.long)
-            return self.objective(inputs.to(self.device), targets.to(self.device)).per_token_N[:own]
-
-        with self._evaluating():
-            return held_out_loss(per_token, windows, self.inputs.bins, process_group.all_sum)
+        losses = LossByBin(self.inputs.bins)
+        with self._evaluating(), torch.no_grad():
+            for inputs, targets in windows:
+                targets_N = targets.flatten().to(self.device)
+                if not len(targets_N):  # a rank without a window left takes part in the collectives
+                    inputs = targets = torch.zeros(1, self.loader.sequence, dtype=torch.long)
+                result = self.objective(inputs.to(self.device), targets.to(self.device))
+                losses.add(result.per_token_N[: len(targets_N)], targets_N)
+            process_group.all_sum(losses.sums_R)
+            process_group.all_sum(losses.counts_R)
+        return losses.result()
 
     def sample(self) -> str:
         """Return what the model writes at the beginning of a document, the likeliest token each time."""
