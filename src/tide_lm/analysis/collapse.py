@@ -45,15 +45,16 @@ def category(
     templates: Sequence[str],
     delta: float,
 ) -> dict[str, Any]:
-    usable = [pair for pair in pairs if endings(tokenizer, pair) is not None]
+    words = {pair: ids for pair in pairs if (ids := endings(tokenizer, pair)) is not None}
     result: dict[str, Any] = {
-        "pairs": [list(pair) for pair in usable],
-        "skipped": [list(pair) for pair in pairs if pair not in usable],
+        "pairs": [list(pair) for pair in words],
+        "skipped": [list(pair) for pair in pairs if pair not in words],
         "templates": len(templates),
     }
-    if not usable:
+    if not words:
         return result
-    distance_PL, relative_PL, mean_WLD, inputs_WLD = _measure(model, tokenizer, usable, templates)
+    words_W = [ids for both in words.values() for ids in both]
+    distance_PL, relative_PL, mean_WLD, inputs_WLD = _measure(model, tokenizer, words_W, templates)
     apart_PL, norm_PL = distance_and_norm(mean_WLD)
     return result | {
         "distance": distance_PL.tolist(),
@@ -66,7 +67,7 @@ def category(
 def _measure(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    pairs: Sequence[Pair],
+    words_W: Sequence[list[int]],
     templates: Sequence[str],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return mean distances, raw and relative; then mean states and mean inputs of the FFNs."""
@@ -74,7 +75,7 @@ def _measure(
     distance, relative, states, inputs = [], [], [], []
     for template in templates:
         prefix = start + tokenizer(template, add_special_tokens=False).input_ids
-        ids = [prefix + ending for pair in pairs for ending in endings(tokenizer, pair) or []]
+        ids = [prefix + word for word in words_W]
         by_length: dict[int, list[int]] = {}
         for word, sequence in enumerate(ids):
             by_length.setdefault(len(sequence), []).append(word)

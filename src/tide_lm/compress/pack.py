@@ -77,7 +77,6 @@ def verify(model: TideForCausalLM) -> StoreFile:
             f"{found}: the weights changed after packing, or were saved in another type; pack the model again"
         )
     for start in range(0, header.vocab_size, _ROWS_AT_ONCE):
-        stored.file.read(
-            np.arange(start, min(start + _ROWS_AT_ONCE, header.vocab_size))
-        )  # and compare checksums
+        ids = np.arange(start, min(start + _ROWS_AT_ONCE, header.vocab_size))
+        stored.file.read(ids)  # which compares checksums
     return stored.file
