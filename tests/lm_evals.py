@@ -29,8 +29,10 @@ def write_tasks(folder: Path, out: Path, tasks) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name in tasks:
-        (records,) = folder.glob(f"{name}_*.jsonl*")
-        split = records.name.split(".")[0].removeprefix(f"{name}_")
+        found = (
+            (split, path) for split in TASKS[name].splits for path in folder.glob(f"{name}_{split}.jsonl*")
+        )
+        split, records = next(found)
         task = {
             "include": str(definition(name)),
             "task": name,
