@@ -43,7 +43,7 @@ def bins():
 @pytest.fixture
 def opened(tiny_model, tokenizer, bins, tmp_path):
     model = tiny_model(vocab_size=300, tie_word_embeddings=False)
-    return OpenedModel("planted", "planted", tmp_path, model.config, lambda: model, tokenizer, bins)
+    return OpenedModel("planted", "planted", tmp_path, model.config, lambda: model, tokenizer, lambda: bins)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_routing_is_the_mean_over_input_tokens_of_each_decile(opened, text, toke
     ids = [tokenizer.bos_token_id, *tokenizer(text.read_text()).input_ids]
     bins_V = np.where(np.arange(300) % 2, 3, -1).astype(np.int8)
     bins_V[tokenizer.bos_token_id] = 7
-    opened = replace(opened, frequencies=FrequencyBins(bins_V, np.ones(300, np.int64)))
+    opened = replace(opened, read_frequencies=lambda: FrequencyBins(bins_V, np.ones(300, np.int64)))
     sums, counts = torch.zeros(2, 11, 4, dtype=torch.float64), torch.zeros(11)
     for begin in range(0, len(ids) - 1, 16):
         window = torch.tensor([ids[begin : min(begin + 16, len(ids) - 1)]])

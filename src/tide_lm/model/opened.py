@@ -39,7 +39,7 @@ from tide_lm.store.format import StoreError
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model with its tokenizer and the frequencies of its tokens; its weights are read at the first use.
+    """A model with its tokenizer; its weights and the frequencies of its tokens are read at the first use.
 
     `owner` is the run that trained it, and `run` the folder whose results/ it fills: usually the same.
     `sequence` and `data` describe its training, `step` and `tokens` its checkpoint, where they are known.
@@ -51,7 +51,7 @@ class OpenedModel:
     config: PreTrainedConfig
     load: Callable[[], PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
-    frequencies: FrequencyBins | None
+    read_frequencies: Callable[[], FrequencyBins | None]
     owner: Path | None = None
     sequence: int | None = None
     data: Path | None = None
@@ -83,6 +83,10 @@ class OpenedModel:
         if not isinstance(self.config, LlamaConfig):
             raise ValueError(f"{self.name} is no Llama, and only that architecture is counted")
         return ModelConfig.from_values(self.config.to_dict())
+
+    @cached_property
+    def frequencies(self) -> FrequencyBins | None:
+        return self.read_frequencies()
 
     @property
     def bins(self) -> FrequencyBins:
@@ -150,7 +154,7 @@ def open_model(
         check_exists(model)
         config, tokenizer = _open_folder(model)
         name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
-        frequencies = _frequencies(counts, tokenizer, config) or _stored_frequencies(model, tokenizer, config)
+        frequencies = partial(_frequencies, counts, model, tokenizer, config)
         place = run or Path("runs") / name
         if writes:
             _check_place(place, model)
@@ -177,6 +181,8 @@ def open_model(
         tokenizer = tokenizers.load(str(data / "tokenizer"))
         RunConfig.from_saved(state["config"])  # names what this version cannot open
         load = partial(_load_checkpoint, path, config)
+    if counts is None and data.exists():
+        counts = data
     return OpenedModel(
         name=owner.resolve().name,
         path=model,
@@ -184,7 +190,7 @@ def open_model(
         config=config,
         load=load,
         tokenizer=tokenizer,
-        frequencies=_frequencies(counts or (data if data.exists() else None), tokenizer, config),
+        read_frequencies=partial(_frequencies, counts, model, tokenizer, config),
         owner=owner,
         sequence=settings["data"]["sequence"],
         data=data,
@@ -292,29 +298,25 @@ def _load_checkpoint(path: Path, config: TideConfig) -> PreTrainedModel:
 
 
 def _frequencies(
-    counts: Path | None, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+    counts: Path | None, model: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
 ) -> FrequencyBins | None:
-    if counts is None:
-        return None
-    if counts.is_dir():
-        if Manifest.read(counts).tokenizer_sha256 != tokenizers.fingerprint(tokenizer):
+    """Return the frequencies of prepared data or of a file of counts, or those in a packed model's store."""
+    if counts is not None:
+        is_prepared = counts.is_dir()
+        if is_prepared and Manifest.read(counts).tokenizer_sha256 != tokenizers.fingerprint(tokenizer):
             raise ValueError(
                 f"{counts} was prepared with another tokenizer than the model's: count with the model's"
             )
-        found = FrequencyBins.from_prepared(counts)
-    else:
-        found = FrequencyBins.from_counts_file(counts, tokenizer)
-    return found.extended(config.get_text_config().vocab_size)
-
-
-def _stored_frequencies(
-    folder: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
-) -> FrequencyBins | None:
-    """Return the counts that a packed model's store has."""
+        found = (
+            FrequencyBins.from_prepared(counts)
+            if is_prepared
+            else FrequencyBins.from_counts_file(counts, tokenizer)
+        )
+        return found.extended(config.get_text_config().vocab_size)
     if not isinstance(config, TideConfig) or config.memory_store is None:
         return None
-    with naming(folder):
-        file = open_store(config, folder)
+    with naming(model):
+        file = open_store(config, model)
     if "counts" not in file.header.sections:
         return None
     return FrequencyBins.from_counts(file.section("counts").astype(np.int64), tokenizer)
