@@ -28,8 +28,9 @@ def test_a_new_run_has_the_best_recipe_and_its_settings_win_over_that():
         assert values.items() <= flat(run.to_dict()).items()
     with pytest.raises(ValueError, match="recipe is 'pap': use one of 'paper', 'best'"):
         RunConfig.load(None, ["recipe=pap"])
-    with pytest.raises(ValueError, match=r"recipe is \{'gain': 1\}: use one of"):
-        RunConfig.load(None, ["recipe.gain=1"])
+    for resumed in (None, RunConfig.load(None).to_dict()):
+        with pytest.raises(ValueError, match=r"recipe is \{'gain': 1\}: use one of"):
+            RunConfig.load(None, ["recipe.gain=1"], resumed)
 
 
 def test_a_resumed_run_keeps_its_recipe_and_one_that_names_none_has_the_papers():

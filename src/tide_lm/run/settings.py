@@ -274,9 +274,9 @@ class RunConfig:
         given = [] if file is None else [_read(file)]
         given += [strict.parse_override(text, cls) for text in overrides]
         try:
-            chosen = strict.merge(*given)
+            chosen = strict.merge(cls, *given)
             below = _defaults(chosen) if resumed is None else _resumable(resumed)
-            return cls.from_dict(strict.merge(below, chosen))
+            return cls.from_dict(strict.merge(cls, below, chosen))
         except ValueError as error:
             where = "" if file is None else f" (in {file}{' or --set' if overrides else ''})"
             raise ValueError(f"{error}{where}") from None
@@ -324,16 +324,16 @@ def _defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return a new run's defaults: the recipe's, and over them those of the preset or the start."""
     name = strict.check("recipe", chosen.get("recipe", "best"), Recipe)
     recipe = {"recipe": name, **RECIPES[name]}
-    model = strict.section("model", chosen.get("model", {}))
+    model = chosen.get("model", {})
     start = strict.check("model.start", model.get("start", ""), str)
     if not start:
         preset = strict.check("model.preset", model.get("preset", ModelSection.preset), str)
-        return strict.merge(recipe, presets.get(preset).settings)
+        return strict.merge(RunConfig, recipe, presets.get(preset).settings)
     if others := [key for key in model if key != "start"]:
         raise ValueError(f"model.{others[0]} is decided by {start}, the model to start from: leave it out")
     folder = ModelSection.of_folder(start)
     gains = {} if folder.memory_gain_init else {"gain_lr_multiple": GAINS_FROM_ZERO}
-    return strict.merge(recipe, {"model": dataclasses.asdict(folder), "optim": gains})
+    return strict.merge(RunConfig, recipe, {"model": dataclasses.asdict(folder), "optim": gains})
 
 
 def _resumable(saved: Mapping[str, Any]) -> dict[str, Any]:

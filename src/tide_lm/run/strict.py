@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
-def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge settings section by section; later layers win."""
+def merge(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings of a dataclass section by section; later layers win."""
+    known = get_type_hints(kind)
     merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            if isinstance(value, Mapping) and name in merged:
-                value = {**section(name, merged[name]), **value}
-            elif isinstance(merged.get(name), Mapping):
-                section(name, value)
-            merged[name] = value
+            is_section = dataclasses.is_dataclass(known.get(name))
+            merged[name] = {**merged.get(name, {}), **section(name, value)} if is_section else value
     return merged
 
 
