@@ -6,7 +6,6 @@ The text is the built-in one, repeated to the sizes asked for.
 import argparse
 import itertools
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -45,11 +44,11 @@ def bare_loop(corpus: Path, tokenizer: Path) -> float:
     return time.perf_counter() - start
 
 
-def timed_prepare(corpus: Path, tokenizer: Path, processes: int) -> float:
+def timed_prepare(corpus: Path, tokenizer: Path) -> float:
     """Return the seconds of the whole call, from loading the tokenizer to writing the last shard."""
     with tempfile.TemporaryDirectory(dir=corpus.parent) as folder:
         start = time.perf_counter()
-        prepare(Settings(str(corpus), tokenizer=str(tokenizer)), Path(folder, "out"), processes=processes)
+        prepare(Settings(str(corpus), tokenizer=str(tokenizer)), Path(folder, "out"))
         return time.perf_counter() - start
 
 
@@ -65,11 +64,10 @@ def measure(folder: Path, sizes: list[int], rounds: int) -> dict[str, Any]:
         write_corpus(path, size)
     tokenizer = folder / "tokenizer"
     tokenizers.train((text for _, text in builtin.documents()), 4096).save_pretrained(tokenizer)
-    corpus, cores = corpora[sizes[0]], os.cpu_count() or 1
+    corpus = corpora[sizes[0]]
     ways = {
         "encode_batch": lambda: bare_loop(corpus, tokenizer),
-        "prepare, threads of one process": lambda: timed_prepare(corpus, tokenizer, 1),
-        f"prepare, {cores} processes": lambda: timed_prepare(corpus, tokenizer, cores),
+        "prepare": lambda: timed_prepare(corpus, tokenizer),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -95,7 +93,7 @@ def main() -> None:
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak_of:
-        timed_prepare(Path(args.peak_of[0]), Path(args.peak_of[1]), 1)
+        timed_prepare(Path(args.peak_of[0]), Path(args.peak_of[1]))
         # Not getrusage, whose peak includes that of the process that started this one.
         print(int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0]) / 1e3)
         return

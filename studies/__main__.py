@@ -19,12 +19,11 @@ def prepare(
     out: Annotated[Path, typer.Option("--out", help="The folder for the shards.")] = Path("data/study"),
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=258, help="Tokens to train.")] = 32_768,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="One that is trained already.")] = None,
-    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that encode.")] = 1,
 ) -> None:
     """Turn the corpus into token shards."""
     from studies import data
 
-    made = data.prepare(corpus, out, vocabulary, tokenizer, processes)
+    made = data.prepare(corpus, out, vocabulary, tokenizer)
     tokens = {split: sum(shard.tokens for shard in shards) for split, shards in made.splits.items()}
     typer.echo(f"{out}: {made.vocab_size:,} ids; " + ", ".join(f"{n:,} to {s}" for s, n in tokens.items()))
 

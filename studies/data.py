@@ -24,8 +24,8 @@ class Both(Corpus):
         yield from self.held_out
 
 
-def prepare(corpus: Path, out: Path, vocabulary: int, tokenizer: str | None, processes: int) -> Manifest:
+def prepare(corpus: Path, out: Path, vocabulary: int, tokenizer: str | None) -> Manifest:
     """Write the shards of a corpus, with a tokenizer that is trained on it unless one is given."""
     settings = Settings(str(corpus), tokenizer, vocabulary, validation=0.0)
     training, validation = (sources.parts(str(corpus / files)) for files in (TRAINING, VALIDATION))
-    return prepare_corpus(Both(training, validation), training, settings, out, processes)
+    return prepare_corpus(Both(training, validation), training, settings, out)

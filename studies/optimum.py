@@ -140,13 +140,13 @@ class Tuned:
         return self._run(settings).config(data, gpu)
 
 
-def prepare_all(shared: Path, out: Path, tokenizer: str | None, processes: int) -> Manifest:
+def prepare_all(shared: Path, out: Path, tokenizer: str | None) -> Manifest:
     """Encode all text but the test split; a tokenizer is trained on every fourth document of it."""
     settings = Settings("corpus and more", tokenizer, 32_768, validation=0.0)
     training = test_split.training(shared)
     sample = [sources.Part(part.name, partial(_every_fourth, part)) for part in training]
     held_out = sources.parts(str(shared / "corpus" / VALIDATION))
-    return prepare_corpus(Both(training, held_out), sample, settings, out, processes)
+    return prepare_corpus(Both(training, held_out), sample, settings, out)
 
 
 def _every_fourth(part: sources.Part) -> Iterator[sources.Document]:
@@ -310,10 +310,9 @@ def prepare(
     shared: Annotated[Path, typer.Argument(help="A folder with the folders corpus and more.")],
     out: _DATA = Path("data/optimum"),
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="One that is trained already.")] = None,
-    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that encode.")] = 1,
 ) -> None:
-    """Encode the text without the test split, for example with --processes 16."""
-    made = prepare_all(shared, out, tokenizer, processes)
+    """Encode the text without the test split."""
+    made = prepare_all(shared, out, tokenizer)
     tokens = {split: sum(shard.tokens for shard in shards) for split, shards in made.splits.items()}
     typer.echo(f"{out}: {made.vocab_size:,} ids; " + ", ".join(f"{n:,} to {s}" for s, n in tokens.items()))
 

@@ -35,7 +35,7 @@ def test_it_prints_what_it_made(text, tmp_path):
     result = json.loads(done.stdout)
     assert result["tokens"]["train"] == len(TokenSplit(tmp_path / "a"))
     assert sum(result["documents"].values()) == 200
-    table = tide_lm("prepare", text, "--out", tmp_path / "b", *options, "--processes", 2).stdout
+    table = tide_lm("prepare", text, "--out", tmp_path / "b", *options).stdout
     assert result["sha256"] in table
     assert f"{result['documents']['train']} train" in table
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
@@ -98,7 +98,6 @@ def test_the_builtin_text_is_the_default(tmp_path, monkeypatch):
             2,
             "'pbs' is not one of 'local', 'ray', 'slurm'",
         ),
-        ([*IN_TASKS, "--processes", 2], 2, "with --executor, give --tasks instead"),
         ([*IN_TASKS, "--executor-option", "workers"], 2, "'workers' is not KEY=VALUE"),
         ([*IN_TASKS, "--executor-option", "worker=2"], 2, "no option 'worker': did you mean 'workers'?"),
         (["--out", "out", "--executor", "slurm", "--tasks", 2], 2, "slurm needs time and partition: add"),
@@ -115,23 +114,14 @@ def test_a_wrong_call_says_why(tmp_path, monkeypatch, options, status, message):
 
 
 @pytest.mark.parametrize(
-    ("processes", "by"),
-    [
-        pytest.param(1, signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(2, signal.SIGKILL, marks=pytest.mark.slow),
-        (2, signal.SIGINT),
-    ],
-    ids=["1-kill", "1-interrupt", "2-kill", "2-interrupt"],
+    "by", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["kill", "interrupt"]
 )
-def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(
-    text, tmp_path, tokenizer, processes, by
-):
+def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(text, tmp_path, tokenizer, by):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     line = text.read_text().split("\n")[0] + "\n"
     text.write_text(line * 300_000)  # half a minute of work
     out = tmp_path / "work" / "out"
-    options = ["--text-field", "body", "--tokenizer", tmp_path / "tokenizer", "--processes", processes]
+    options = ["--text-field", "body", "--tokenizer", tmp_path / "tokenizer"]
     command = call("prepare", text, "--out", out, *options)
     child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 600

@@ -120,7 +120,8 @@ def test_the_shards_of_a_dataset_are_its_parts(in_tasks, tmp_path):
         (folder / f"train-{number}.jsonl").write_bytes(jsonl(texts(20, number)))
     source = f"hf:{folder}"
     assert [part.name for part in sources.parts(source)] == [f"{source}, shard {i} of 3" for i in range(3)]
-    assert [text for _, text in sources.documents(source)] == [*texts(20, 0), *texts(20, 1), *texts(20, 2)]
+    found = [text for part in sources.parts(source) for _, text in part.documents()]
+    assert found == [*texts(20, 0), *texts(20, 1), *texts(20, 2)]
     settings = Settings(source, train_tokenizer=300, validation=0.1, shard_tokens=1000)
     in_tasks(settings, tmp_path / "out", workers=2)
     assert files_of(tmp_path / "out") == usual_way(settings, tmp_path / "usual")

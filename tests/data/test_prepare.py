@@ -1,4 +1,4 @@
-"""Text to token shards: the same whatever the processes, whole or not at all, in flat memory."""
+"""Text to token shards: the same whatever the batches, whole or not at all, in flat memory."""
 
 import hashlib
 import importlib.util
@@ -79,16 +79,14 @@ def test_what_is_prepared_is_the_text(corpus, tmp_path):
     assert (counts.dtype, counts[0]) == (np.int64, len(train))
 
 
-def test_any_number_of_processes_gives_the_same_files(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 10_000)
-    manifests = [
-        prepare.prepare(
-            prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1), tmp_path / str(n), processes=n
-        )
-        for n in (1, 2)
-    ]
-    assert manifests[0] == manifests[1]
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+def test_batches_of_any_size_give_the_same_files(corpus, tmp_path, monkeypatch):
+    made = []
+    for size in (1, 10_000, 2**20):
+        monkeypatch.setattr(encoding, "BATCH_CHARACTERS", size)
+        settings = prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1)
+        prepare.prepare(settings, tmp_path / str(size))
+        made.append(files_of(tmp_path / str(size)))
+    assert made[0] == made[1] == made[2]
 
 
 def test_the_split_does_not_depend_on_the_order(corpus, tmp_path):
@@ -125,7 +123,8 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tokenizer, monk
     seams = [" ", "\n", "\n\n", " \n ", "\n  ", "\t\n", ".\r\n", "\n "]
     text = "".join(word + seam for word, seam in zip(words, draw.choice(seams, 3000), strict=True))
     encoder = encoding.Encoder(tokenizer.backend_tokenizer.to_str(), "uint16")
-    pieces = list(encoder.pieces(text, "train"))
+    pieces = list(encoder.pieces(encoding.lines(text), "train"))
+    assert {piece.split for piece in pieces} == {"train"}
     assert len(pieces) > 50
     assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -140,7 +139,7 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeyp
     backend.normalizer = normalizers.Prepend("▁")
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     encoder = encoding.Encoder(backend.to_str(), "uint16")
-    assert len(list(encoder.pieces("one\ntwo\n three\n" * 9, "train"))) == 1
+    assert len(list(encoder.pieces(encoding.lines("one\ntwo\n three\n" * 9)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,6 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeyp
         ('{"text": "\\ud800"}\n', {}, r"corpus.jsonl:1 has '\\ud800', half of a surrogate pair"),
         ('{"text": "a"}\n{"text": "b\n', {}, "corpus.jsonl:2 is not JSON"),
         ('{"text": "a"}\n', {"validation": 1.0}, "is 1.0: .* below 1"),
-        ('{"text": "a"}\n', {"processes": 0}, "0 processes: use at least 1"),
         ('{"text": "a"}\n', {"train_tokenizer": 10}, "vocab_size is 10: .* at least 258 tokens"),
         ('{"text": "a"}\n', {"tokenizer": "no-such"}, "the tokenizer 'no-such' cannot be loaded"),
     ],
@@ -160,10 +158,8 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeyp
 def test_bad_input_leaves_nothing(tmp_path, lines, options, message):
     path = tmp_path / "corpus.jsonl"
     path.write_text(lines)
-    settings = {name: value for name, value in options.items() if name != "processes"}
-    processes = options.get("processes", 1)
     with pytest.raises(ValueError, match=message):
-        prepare.prepare(prepare.Settings(str(path), **settings), tmp_path / "out", processes)
+        prepare.prepare(prepare.Settings(str(path), **options), tmp_path / "out")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -218,10 +214,10 @@ def test_an_empty_part_changes_nothing_but_the_parts_of_a_text_count(corpus, tmp
     assert sha256_of(whole) != sha256_of(first, second)
 
 
-def test_an_error_in_a_worker_process_is_raised_here(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "_encode_in_worker", len)  # gives no list of ids
-    with pytest.raises(TypeError):
-        prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), tmp_path / "out", processes=2)
+def test_an_error_while_a_batch_is_encoded_is_raised_here(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding.Encoder, "tokens", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare.prepare(prepare.Settings(str(corpus), train_tokenizer=300), tmp_path / "out")
     assert list(tmp_path.iterdir()) == [corpus]
 
 

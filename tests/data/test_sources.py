@@ -29,22 +29,26 @@ def jsonl(texts: list[str], field: str = "text") -> bytes:
     return "\n".join(lines).encode() + b"\n"
 
 
+def documents_of(source, **options) -> list[sources.Document]:
+    return [document for part in sources.parts(str(source), **options) for document in part.documents()]
+
+
 def texts_of(source, **options) -> list[str]:
-    return [text for _, text in sources.documents(str(source), **options)]
+    return [text for _, text in documents_of(source, **options)]
 
 
 @pytest.mark.parametrize("packing", PACK)
 def test_a_txt_file_is_one_document(tmp_path, packing):
     path = tmp_path / f"a.txt{packing}"
     path.write_bytes(PACK[packing](TEXTS[0].encode()))
-    assert list(sources.documents(str(path))) == [(str(path), TEXTS[0])]
+    assert documents_of(path) == [(str(path), TEXTS[0])]
 
 
 @pytest.mark.parametrize("packing", PACK)
 def test_a_jsonl_file_is_a_document_a_line(tmp_path, packing):
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(PACK[packing](jsonl(TEXTS) + b"\n" + jsonl(["last"])[:-1]))
-    found = list(sources.documents(str(path)))
+    found = documents_of(path)
     assert [text for _, text in found] == [*TEXTS, "last"]
     assert [name for name, _ in found][-2:] == [f"{path}:4", f"{path}:6"]
 
@@ -53,7 +57,7 @@ def test_a_parquet_file_is_a_document_a_row(tmp_path):
     path = tmp_path / "a.parquet"
     many = [f"{text} {i}" for i in range(200) for text in TEXTS]
     pyarrow.parquet.write_table(pyarrow.table({"body": many, "id": range(len(many))}), path)
-    found = list(sources.documents(str(path), text_field="body"))
+    found = documents_of(path, text_field="body")
     assert [text for _, text in found] == many
     assert found[-1][0] == f"{path}:{len(many)}"
 
@@ -155,8 +159,8 @@ def test_a_broken_link_and_a_dataset_without_a_name_are_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
     with pytest.raises(ValueError, match=r"b\.txt is a link to a file that does not exist"):
-        list(sources.documents(str(tmp_path)))
+        documents_of(tmp_path)
     with pytest.raises(ValueError, match="names no dataset"):
-        list(sources.documents("hf:"))
+        documents_of("hf:")
     with pytest.raises(ValueError, match=r"there is no '.*nowhere'"):
-        list(sources.documents(str(tmp_path / "nowhere")))
+        documents_of(tmp_path / "nowhere")

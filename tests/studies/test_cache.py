@@ -114,7 +114,7 @@ def study(tmp_path, monkeypatch):
     for name, part in {"a_train": texts[:16], "a_valid": texts[16:]}.items():
         with lzma.open(tmp_path / f"{name}.jsonl.xz", "wt", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in part)
-    data.prepare(tmp_path, tmp_path / "data", vocabulary=500, tokenizer=None, processes=1)
+    data.prepare(tmp_path, tmp_path / "data", vocabulary=500, tokenizer=None)
     monkeypatch.setattr(runner, "TEXTS", {"valid": "a_valid.jsonl.xz"})
     return tmp_path
 

@@ -62,7 +62,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def places(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
-    data.prepare(corpus, folder / "data", vocabulary=600, tokenizer=None, processes=1)
+    data.prepare(corpus, folder / "data", vocabulary=600, tokenizer=None)
     return Places(folder / "data", folder / "shared", folder / "scratch", folder / "kept")
 
 
@@ -97,7 +97,7 @@ def test_training_and_validation_are_files_of_their_own(places):
 
 
 def test_a_trained_tokenizer_can_be_used_again(places, corpus, tmp_path):
-    again = data.prepare(corpus, tmp_path / "data", 600, str(places.data / "tokenizer"), processes=1)
+    again = data.prepare(corpus, tmp_path / "data", 600, str(places.data / "tokenizer"))
     assert again.splits == TokenSplit(places.data, "train").manifest.splits
 
 

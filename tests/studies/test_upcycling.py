@@ -83,7 +83,7 @@ def plan(tmp_path):
     for name, part in {"a_train": texts[:30], "a_valid": texts[30:]}.items():
         with lzma.open(tmp_path / f"{name}.jsonl.xz", "wt", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in part)
-    data.prepare(tmp_path, tmp_path / "data", vocabulary=600, tokenizer=None, processes=1)
+    data.prepare(tmp_path, tmp_path / "data", vocabulary=600, tokenizer=None)
     return Plan(tmp_path / "data", tmp_path / "scratch", "tiny", 2)
 
 

@@ -1,7 +1,6 @@
 """`tide-lm prepare`: text to token shards."""
 
 import json
-import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +15,6 @@ from tide_lm.cli.progress import working
 if TYPE_CHECKING:
     from tide_lm.data.prepare import Settings
     from tide_lm.data.shards import Manifest
-
-MOST_PROCESSES = 32  # more would wait for the one that reads and writes
 
 
 class Executor(StrEnum):
@@ -46,17 +43,9 @@ def command(
         float, typer.Option(min=0, max=0.5, help="The share of documents to hold out.")
     ] = 0.005,
     text_field: Annotated[str, typer.Option(help="The field of a record that holds its text.")] = "text",
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=f"one per core, at most {MOST_PROCESSES}",
-            help="Processes that encode; the result is the same.",
-        ),
-    ] = None,
     executor: Annotated[
         Executor | None,
-        typer.Option(help="Run as tasks of datatrove, on many machines; the result is the same."),
+        typer.Option(help="Run as tasks of datatrove, here or on many machines; the result is the same."),
     ] = None,
     tasks: Annotated[
         int | None,
@@ -85,8 +74,6 @@ def command(
             raise ValueError("--tasks and --executor-option are for --executor: add it, or leave them out")
         if executor and not tasks:
             raise ValueError(f"--executor {executor} needs the number of tasks: add --tasks N")
-        if executor and processes:
-            raise ValueError("--processes is for one machine: with --executor, give --tasks instead")
         options = _options(executor_option or [])
     from tide_lm.data.prepare import Settings, prepare
 
@@ -99,8 +86,7 @@ def command(
         def progress(documents: int, tokens: int) -> None:
             log(f"{documents:,} documents, {tokens:,} tokens")
 
-        processes = processes or min(os.cpu_count() or 1, MOST_PROCESSES)
-        manifest = prepare(settings, out, processes, progress)
+        manifest = prepare(settings, out, progress)
     _print(manifest, out, as_json)
 
 

@@ -4,13 +4,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from tide_lm.data import sources, tokenizers
 from tide_lm.data.corpus import SPLITS, Corpus, Tally
-from tide_lm.data.encoding import Encoder, encode_in_order
+from tide_lm.data.encoding import Encoder, encode_in_order, lines
 from tide_lm.data.shards import Manifest, Shard, ShardWriter, smallest_dtype
 from tide_lm.run import files
 
@@ -50,17 +49,13 @@ def _ignore(documents: int, tokens: int) -> None:
     pass
 
 
-def prepare(
-    settings: Settings, out: str | Path, processes: int = 1, progress: Progress = _ignore
-) -> Manifest:
+def prepare(settings: Settings, out: str | Path, progress: Progress = _ignore) -> Manifest:
     """Write the source's text as token shards into the new folder `out`.
 
     `progress` is called with the documents read and the tokens written so far.
     """
-    if processes < 1:
-        raise ValueError(f"there are {processes} processes: use at least 1")
     parts = sources.parts(settings.source, settings.text_field)
-    return prepare_corpus(Corpus(parts, settings.validation), parts, settings, Path(out), processes, progress)
+    return prepare_corpus(Corpus(parts, settings.validation), parts, settings, Path(out), progress)
 
 
 def prepare_corpus(
@@ -68,7 +63,6 @@ def prepare_corpus(
     training: Sequence[sources.Part],
     settings: Settings,
     out: Path,
-    processes: int,
     progress: Progress = _ignore,
 ) -> Manifest:
     """Write documents that have a split already; a tokenizer is trained on the parts `training`."""
@@ -78,7 +72,7 @@ def prepare_corpus(
         writers = {
             split: ShardWriter(folder, split, vocabulary.dtype, settings.shard_tokens) for split in SPLITS
         }
-        counts = write_tokens(corpus, folder, vocabulary, writers, processes, progress)
+        counts = write_tokens(corpus, folder, vocabulary, writers, progress)
         splits = {split: writer.finish() for split, writer in writers.items()}
         return complete(folder, settings, vocabulary, corpus.tally, counts, splits)
 
@@ -100,26 +94,20 @@ def save_tokenizer(settings: Settings, parts: Sequence[sources.Part], folder: Pa
     )
 
 
-class TokenWriter(Protocol):
-    def add(self, tokens: np.ndarray, ends: bool) -> None:
-        """Write a document, or a part of one whose last part `ends` it."""
-
-
 def write_tokens(
     corpus: Corpus,
     folder: Path,
     vocabulary: Vocabulary,
-    writers: Mapping[str, TokenWriter],
-    processes: int = 1,
+    writers: Mapping[str, ShardWriter],
     progress: Progress = _ignore,
 ) -> np.ndarray:
     """Encode with the folder's tokenizer, write each split, and count the training tokens."""
     tokenizer_json = (folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8")
     encoder = Encoder(tokenizer_json, vocabulary.dtype, vocabulary.bos_token_id, vocabulary.eos_token_id)
-    pieces = (piece for document in corpus for piece in encoder.pieces(*document))
+    pieces = (piece for text, split in corpus for piece in encoder.pieces(lines(text), split))
     counts = np.zeros(vocabulary.vocab_size, np.int64)
     written = 0
-    for batch in encode_in_order(pieces, encoder, processes):
+    for batch in encode_in_order(pieces, encoder):
         for piece, tokens in batch:
             writers[piece.split].add(tokens, ends=piece.ends)
             written += len(tokens)

@@ -96,20 +96,19 @@ class ShardWriter:
         self._shard_tokens = shard_tokens
         self._done: list[Shard] = []
         self._file: IO[bytes] | None = None
-        self.open_tokens = 0  # in the shard that is being written
 
-    def add(self, tokens: np.ndarray, ends: int = 1) -> None:
-        """Append tokens, at the end of which so many documents end; only the last may fill a shard."""
+    def add(self, tokens: np.ndarray, ends: bool = True) -> None:
+        """Append a document, or a piece of one, the last of which `ends` it."""
         if self._file is None:
             self._name = f"{self._split}-{len(self._done):05d}.bin"
             self._file = (self._folder / self._name).open("wb")
-            self._hash, self._documents = hashlib.sha256(), 0
+            self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
         data = np.ascontiguousarray(tokens, dtype=self._dtype).tobytes()
         self._file.write(data)
         self._hash.update(data)
-        self.open_tokens += len(tokens)
+        self._tokens += len(tokens)
         self._documents += ends
-        if ends and self.open_tokens >= self._shard_tokens:
+        if ends and self._tokens >= self._shard_tokens:
             self.finish()
 
     def finish(self) -> tuple[Shard, ...]:
@@ -118,9 +117,8 @@ class ShardWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            shard = Shard(self._name, self.open_tokens, self._documents, self._hash.hexdigest())
-            self._done.append(shard)
-            self._file, self.open_tokens = None, 0
+            self._file = None
+            self._done.append(Shard(self._name, self._tokens, self._documents, self._hash.hexdigest()))
         return tuple(self._done)
 
 

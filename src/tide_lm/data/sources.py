@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from tide_lm.data import builtin
+from tide_lm.data.encoding import lines
 from tide_lm.run.optional import require
 
 Document = tuple[str, str]
@@ -44,23 +45,13 @@ def parts(source: str, text_field: str = "text") -> list[Part]:
     return [Part(str(path), partial(_file, path, text_field)) for path in files(source)]
 
 
-def documents(source: str, text_field: str = "text") -> Iterator[Document]:
-    """Yield the documents of all parts."""
-    for part in parts(source, text_field):
-        yield from part.documents()
-
-
 def streams(source: str, text_field: str = "text") -> Iterator[Iterator[str]]:
-    """Yield each document as pieces of text: a .txt file by line, so that its length costs no memory."""
-    if source == "builtin" or source.startswith("hf:"):
-        yield from (iter([text]) for _, text in documents(source, text_field))
-        return
-    for path in files(source):
-        format = _FORMAT.search(path.name)
-        if format is not None and format["plain"] != "txt":
-            yield from (iter([text]) for _, text in _file(path, text_field))
+    """Yield each document in parts, most in one: a .txt file by line, so that its length costs no memory."""
+    for part in parts(source, text_field):
+        if (format := _FORMAT.search(part.name)) and format["plain"] == "txt":
+            yield _lines(Path(part.name))
         else:
-            yield _lines(path)
+            yield from (lines(text) for _, text in part.documents())
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -95,15 +86,9 @@ def _file(path: Path, field: str) -> Iterator[Document]:
     if format["plain"] == "txt":
         with _naming(path), _open(path) as file:
             yield str(path), _decode(file.read(), path)
-    elif format["plain"] == "jsonl":
-        yield from _jsonl(path, field)
     else:
-        yield from _parquet(path, field)
-
-
-def _jsonl(path: Path, field: str) -> Iterator[Document]:
-    for name, record in json_lines(path):
-        yield name, _text(record, field, name)
+        records = json_lines(path) if format["plain"] == "jsonl" else _parquet_rows(path, field)
+        yield from ((name, _text(record, field, name)) for name, record in records)
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -122,16 +107,14 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             yield name, record
 
 
-def _parquet(path: Path, field: str) -> Iterator[Document]:
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[str, Any]]:
     pyarrow = require("pyarrow", "a .parquet file")
     with _naming(path, pyarrow.ArrowException):
         file = require("pyarrow.parquet", "a .parquet file").ParquetFile(path)
         _text(dict.fromkeys(file.schema_arrow.names, ""), field, str(path))  # fails if there is no such field
-        row = 0
-        for batch in file.iter_batches(_PARQUET_ROWS, columns=[field]):
-            for row, record in enumerate(batch.to_pylist(), row + 1):  # noqa: B020 -- counts on across batches
-                name = f"{path}:{row}"
-                yield name, _text(record, field, name)
+        batches = file.iter_batches(_PARQUET_ROWS, columns=[field])
+        records = (record for batch in batches for record in batch.to_pylist())
+        yield from ((f"{path}:{row}", record) for row, record in enumerate(records, 1))
 
 
 def _shards(source: str, field: str) -> list[Part]:

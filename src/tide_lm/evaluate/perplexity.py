@@ -90,7 +90,7 @@ def document_tokens(
     encoder = Encoder(backend, "int64", first)
 
     def tokens(parts: Iterator[str]) -> Iterator[np.ndarray]:
-        for piece in encoder.stream(parts):
+        for piece in encoder.pieces(parts):
             size.words += len(piece.text.split())
             size.bytes += len(piece.text.encode())
             yield encoder.tokens(piece, encoder([piece.text])[0])
