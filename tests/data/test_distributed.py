@@ -243,6 +243,35 @@ def test_a_task_that_runs_twice_does_no_harm(settings, usual, tmp_path):
     assert [path.name for path in folder.path.iterdir()] == ["tide-lm.txt"]
 
 
+@pytest.fixture
+def encoded(settings, tmp_path) -> WorkingFolder:
+    """All of the text in one task, which is to be assembled."""
+    folder, parts = WorkingFolder(tmp_path / "out"), sources.parts(settings.source)
+    distributed._start(folder, settings, parts, tasks=1)
+    Encode(folder, parts)(None, 0, 1)
+    return folder
+
+
+def test_what_was_encoded_is_kept_if_another_preparation_took_the_name(encoded, settings, usual):
+    other = usual_way(replace(settings, shard_tokens=5000), encoded.out)
+    with pytest.raises(ValueError, match="exists and is not an empty folder: remove it"):
+        Assemble(encoded)(None, 0, 1)
+    assert files_of(encoded.out) == other
+    shutil.rmtree(encoded.out)
+    Assemble(encoded)(None, 0, 1)
+    assert files_of(encoded.out) == usual
+
+
+def test_killed_after_the_result_has_its_name_the_task_still_clears(encoded, usual, monkeypatch):
+    with monkeypatch.context() as killed:
+        killed.setattr(WorkingFolder, "clear", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Assemble(encoded)(None, 0, 1)
+    Assemble(encoded)(None, 0, 1)
+    assert files_of(encoded.out) == usual
+    assert [path.name for path in encoded.path.iterdir()] == ["tide-lm.txt"]
+
+
 def test_a_stage_says_which_task_before_it_is_missing(settings, tmp_path):
     """As when an executor goes on after a failure."""
     folder, parts = WorkingFolder(tmp_path / "out"), sources.parts(settings.source)

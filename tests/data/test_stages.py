@@ -14,9 +14,8 @@ DOCUMENT = st.integers(0, 9)  # its tokens
 @given(
     tasks=st.lists(st.lists(DOCUMENT, max_size=6), min_size=1, max_size=5),
     shard_tokens=st.integers(1, 30),
-    chunk=st.integers(1, 7),
 )
-def test_shards_are_cut_as_one_writer_cuts_them(tmp_path_factory, tasks, shard_tokens, chunk):
+def test_shards_are_cut_as_one_writer_cuts_them(tmp_path_factory, tasks, shard_tokens):
     folder = tmp_path_factory.mktemp("stages")
     (folder / "one").mkdir()
     (folder / "many").mkdir()
@@ -31,17 +30,12 @@ def test_shards_are_cut_as_one_writer_cuts_them(tmp_path_factory, tasks, shard_t
             half = length // 2
             encoded_writer.add(tokens[:half], ends=False)
             encoded_writer.add(tokens[half:], ends=True)
-        encoded_writer.close()
+        encoded_writer.finish()
     wanted = writer.finish()
 
     settings = Settings("here", shard_tokens=shard_tokens)
     work = stages.Work(settings, [], len(tasks), "", Vocabulary("uint16", 300, "", None, None))
     encoded = [folder / str(task) for task in range(len(tasks))]
-    before, stages.CHUNK_TOKENS = stages.CHUNK_TOKENS, chunk
-    try:
-        made = stages.assemble(encoded, "train", work, folder / "many")
-    finally:
-        stages.CHUNK_TOKENS = before
-    assert made == wanted
+    assert stages.assemble(encoded, "train", work, folder / "many") == wanted
     for shard in wanted:
         assert (folder / "many" / shard.file).read_bytes() == (folder / "one" / shard.file).read_bytes()

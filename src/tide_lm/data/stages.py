@@ -6,18 +6,19 @@ tide-lm.txt             says whose folder this is
 work.json               what is asked for; it exists as long as work is left
 tokenizer/              the tokenizer
 encoded/00000/, ...     what each task made of its parts of the source
+manifest.json           that of the result, before it gets its name
 logs/                   the executor's logs
 jobs.json               Slurm's job numbers
 
 A task that is killed, or that runs twice, does no harm: its folder gets its name when it is complete.
 """
 
+import filecmp
 import json
 import os
 import shutil
 from array import array
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,8 +31,6 @@ from tide_lm.data.prepare import Settings, Vocabulary, complete, write_tokens
 from tide_lm.data.shards import MANIFEST, Shard, ShardWriter, stored
 from tide_lm.data.sources import Part
 from tide_lm.run import files
-
-CHUNK_TOKENS = 2**20  # copied at once
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class WorkingFolder:
     def __init__(self, out: Path) -> None:
         self.out, self.path = out, out.with_name(f"{out.name}.work")
         self.logs, self.jobs = self.path / "logs", self.path / "jobs.json"
+        self.manifest = self.path / MANIFEST
         self._work, self._encoded = self.path / "work.json", self.path / "encoded"
 
     def make(self) -> None:
@@ -70,6 +70,11 @@ class WorkingFolder:
     def is_started(self) -> bool:
         return self._work.exists()
 
+    def is_published(self) -> bool:
+        """Tell whether the folder to make exists and was made here: its manifest is the one kept here."""
+        manifests = self.manifest, self.out / MANIFEST
+        return all(path.exists() for path in manifests) and filecmp.cmp(*manifests, shallow=False)
+
     def read(self) -> Work:
         values = json.loads(self._work.read_text(encoding="utf-8"))
         settings, vocabulary = Settings(**values.pop("settings")), Vocabulary(**values.pop("vocabulary"))
@@ -86,25 +91,18 @@ class WorkingFolder:
         """Remove all but the logs."""
         for folder in (self._encoded, self.path / "tokenizer"):
             shutil.rmtree(folder, ignore_errors=True)
-        self._work.unlink(missing_ok=True)
+        for file in (self._work, self.manifest):  # in this order, since a task may be killed between
+            file.unlink(missing_ok=True)
 
 
-class Stage:
-    """A step of a datatrove pipeline; the data that such steps hand on are not used."""
+class Encode:
+    """One task of many: encodes its parts of the source, which follow one another.
 
-    def __init__(self, folder: WorkingFolder) -> None:
-        self.folder = folder
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} {self.folder.out}"
-
-
-class Encode(Stage):
-    """One task of many: encodes its parts of the source, which follow one another."""
+    As a step of a datatrove pipeline it is given data, which it does not use, and gives none.
+    """
 
     def __init__(self, folder: WorkingFolder, parts: Sequence[Part]) -> None:
-        super().__init__(folder)
-        self.parts = parts
+        self.folder, self.parts = folder, parts
 
     def __call__(self, data: Any, rank: int, world_size: int) -> None:
         done = self.folder.encoded(rank)
@@ -116,12 +114,10 @@ class Encode(Stage):
         corpus = Corpus(share, work.settings.validation)
         with self.folder.scratch() as name:
             place = Path(name)
-            with ExitStack() as opened:
-                writers = {
-                    split: opened.enter_context(closing(EncodedWriter(place, split, work.vocabulary.dtype)))
-                    for split in SPLITS
-                }
-                counts = write_tokens(corpus, self.folder.path, work.vocabulary, writers)
+            writers = {split: EncodedWriter(place, split, work.vocabulary.dtype) for split in SPLITS}
+            counts = write_tokens(corpus, self.folder.path, work.vocabulary, writers)
+            for writer in writers.values():
+                writer.finish()
             np.save(place / "counts.npy", counts)
             (place / "tally.json").write_text(json.dumps(asdict(corpus.tally)))
             for path in place.iterdir():
@@ -133,29 +129,30 @@ class Encode(Stage):
                     raise
 
 
-class EncodedWriter:
-    """One split of a task: its tokens in one file, and in another where each document ends."""
+class EncodedWriter(ShardWriter):
+    """Writes one split of a task as one shard, and of each piece its length and whether it ends a document."""
 
     def __init__(self, folder: Path, split: str, dtype: str) -> None:
-        self._dtype, self._written, self._ends = stored(dtype), 0, array("q")
-        self._tokens, self._path = (folder / f"{split}.bin").open("wb"), folder / f"{split}.ends.npy"
+        super().__init__(folder, split, dtype)
+        self._pieces = array("q")
 
-    def add(self, tokens: np.ndarray, ends: bool) -> None:
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
-        self._written += len(tokens)
-        if ends:
-            self._ends.append(self._written)
+    def add(self, tokens: np.ndarray, ends: bool = True) -> None:
+        super().add(tokens, ends=False)  # so that the shard goes on
+        self._pieces.extend((len(tokens), ends))
 
-    def close(self) -> None:
-        self._tokens.close()
-        np.save(self._path, np.array(self._ends, np.int64))
+    def finish(self) -> tuple[Shard, ...]:
+        np.save(self._folder / f"{self._split}-pieces.npy", np.array(self._pieces, np.int64).reshape(-1, 2))
+        return super().finish()
 
 
-class Assemble(Stage):
+class Assemble:
     """One task: cuts shards from what was encoded, counts, and gives the result its name."""
 
+    def __init__(self, folder: WorkingFolder) -> None:
+        self.folder = folder
+
     def __call__(self, data: Any, rank: int, world_size: int) -> None:
-        if self.folder.is_started() and not (self.folder.out / MANIFEST).exists():
+        if self.folder.is_started() and not self.folder.is_published():
             with self.folder.scratch() as name:
                 self._assemble(Path(name, "result"), self.folder.read())
         self.folder.clear()
@@ -175,27 +172,20 @@ class Assemble(Stage):
             counts += np.load(folder / "counts.npy")
         splits = {split: assemble(encoded, split, work, result) for split in SPLITS}
         complete(result, work.settings, work.vocabulary, tally, counts, splits)
-        files.check_free(self.folder.out)
+        files.check_free(self.folder.out)  # another preparation may have made it meanwhile
+        shutil.copyfile(result / MANIFEST, self.folder.manifest)
         files.publish(result, self.folder.out)
 
 
 def assemble(encoded: Sequence[Path], split: str, work: Work, result: Path) -> tuple[Shard, ...]:
-    """Copy one split into shards, with the cuts that a single writer of all documents makes."""
-    shard_tokens, dtype = work.settings.shard_tokens, stored(work.vocabulary.dtype)
-    writer = ShardWriter(result, split, work.vocabulary.dtype, shard_tokens)
+    """Copy the pieces of one split into shards, as a single writer of all documents does."""
+    dtype = stored(work.vocabulary.dtype)
+    writer = ShardWriter(result, split, work.vocabulary.dtype, work.settings.shard_tokens)
     for folder in encoded:
-        ends = np.load(folder / f"{split}.ends.npy")
-        first = start = 0
-        while first < len(ends):
-            filling = int(np.searchsorted(ends, start + shard_tokens - writer.open_tokens))
-            last = min(filling, len(ends) - 1)
-            stop = int(ends[last])
-            for position in range(start, stop, CHUNK_TOKENS):
-                count = min(CHUNK_TOKENS, stop - position)
-                tokens = np.fromfile(folder / f"{split}.bin", dtype, count, offset=position * dtype.itemsize)
-                writer.add(tokens, ends=0)
-            writer.add(np.empty(0, dtype), ends=last + 1 - first)
-            first, start = last + 1, stop
+        if len(pieces := np.load(folder / f"{split}-pieces.npy")):
+            with (folder / f"{split}-00000.bin").open("rb") as file:
+                for length, ends in pieces:
+                    writer.add(np.frombuffer(file.read(length * dtype.itemsize), dtype), bool(ends))
     return writer.finish()
 
 
