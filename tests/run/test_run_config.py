@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tide_lm.run import strict
 from tide_lm.run.settings import RECIPES, Change, ModelSection, OptimSection, RunConfig, compare, flat
 
 SHORT = ["optim.warmup_steps=10"]
@@ -55,7 +56,7 @@ def test_a_tiny_preset_has_its_own_settings_and_those_given_win_over_them():
 def test_a_resumed_run_keeps_its_settings_and_new_ones_win():
     run = RunConfig.load(None, [*SHORT, "model.preset=base-tiny", "train.seed=3"]).to_dict()
     assert RunConfig.load(None, resumed=run).to_dict() == run
-    changes = compare(RunConfig.from_dict(run), RunConfig.load(None, ["train.seed=4"], run))
+    changes = compare(RunConfig.from_saved(run), RunConfig.load(None, ["train.seed=4"], run))
     assert changes == [Change("train.seed", 3, 4)]
 
 
@@ -65,7 +66,7 @@ def test_a_run_of_an_earlier_version_keeps_its_settings_but_those_that_are_gone(
     before["optim"]["table_update"], before["train"]["lora_rank"] = "row-lazy", 16
     assert RunConfig.from_saved(before) == RunConfig.load(None, resumed=before) == config
     with pytest.raises(ValueError, match=r"table_update"):
-        RunConfig.from_dict(before)
+        strict.build(RunConfig, before)
     before["optim"]["table_update"] = "dense"  # which can be looked at, and not gone on with
     assert RunConfig.from_saved(before) == config
     with pytest.raises(ValueError, match=r"'dense'.*0\.1\.0"):
@@ -87,7 +88,7 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
     assert config.model.preset == "tide-2e-tiny"
     assert config.optim.max_lr == 1.0
     assert isinstance(config.optim.max_lr, float)
-    assert RunConfig.from_dict(config.to_dict()) == config
+    assert RunConfig.from_saved(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(

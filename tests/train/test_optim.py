@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tide_lm.run.settings import OptimSection
-from tide_lm.train.optim import learning_rate, make_optimizer, set_learning_rate
+from tide_lm.train import optim
+from tide_lm.train.optim import learning_rate, make_optimizer
 
 
 def test_the_schedule_passes_through_the_papers_points():
@@ -21,7 +22,8 @@ def test_tables_have_their_own_rate_and_decay(tiny_model):
     model = tiny_model()
     settings = OptimSection(table_lr_multiple=5.0, table_weight_decay=0.0)
     optimizer = make_optimizer(model, settings)
-    set_learning_rate(optimizer, 1e-3)
+    sum(parameter.sum() for parameter in model.parameters()).backward()
+    optim.step(optimizer, None, 1e-3, settings, norm=torch.tensor(1.0))
     by_parameter = {p: group for group in optimizer.param_groups for p in group["params"]}
     assert len(by_parameter) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():

@@ -36,7 +36,8 @@ def _losses(settings, run, steps, *more: str, row_lazy=True) -> tuple[list[float
     for _ in range(steps):
         losses.append(trainer._train_step()["loss"])
         trainer.step += 1
-    trainer._flush()
+    if row_lazy:
+        trainer.row_optimizer.flush()
     return losses, trainer
 
 

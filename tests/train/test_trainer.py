@@ -471,7 +471,7 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
     less = {name: result["bytes"][name] - size for name, size in json.loads(halved.stdout)["bytes"].items()}
     assert less.pop("moments") == less.pop("most") == 4 * result["parameters"]["tables"]
     assert not any(less.values())
-    ids, _ = trainer.loader.next_batch()
+    ids, _ = trainer.loader.peek()
     assert result["first_batch"]["shape"] == list(ids.shape)
     assert result["first_batch"]["first_ids"] == ids[0, :16].tolist()
     assert trainer.inputs.tokenizer.decode(ids[0]).startswith(result["first_batch"]["first_text"])
@@ -507,7 +507,7 @@ def test_the_activations_of_a_dry_run_are_those_that_autograd_saves(settings, tm
     settings = [*settings, "model.vocab_size=4096", "model.memory_values=false"]
     config = RunConfig.load(None, settings)
     trainer = Trainer(config, tmp_path / "run", print)
-    ids, targets = (part[:2] for part in trainer.loader.next_batch())
+    ids, targets = (part[:2] for part in trainer.loader.peek())
     real = saved_by_autograd(trainer, ids, targets)
     manifest = trainer.inputs.manifest
     assert activation_bytes(config, manifest, len(ids)) == pytest.approx(real, rel=0.05)
@@ -520,7 +520,7 @@ def test_rows_that_are_gathered_into_values_count_as_activations(settings, tmp_p
     for values in ("false", "true"):
         config = RunConfig.load(None, [*settings, f"model.memory_values={values}"])
         trainer = Trainer(config, tmp_path / values, print)
-        ids, targets = (part[:2] for part in trainer.loader.next_batch())
+        ids, targets = (part[:2] for part in trainer.loader.peek())
         trainer.row_optimizer.begin(trainer.row_optimizer.prepare([ids]))
         real.append(saved_by_autograd(trainer, ids, targets, trainer.row_optimizer.fetch(0)))
         counted.append(activation_bytes(config, trainer.inputs.manifest, len(ids)))

@@ -43,16 +43,6 @@ class Loader:
         self.rank, self.world_size = rank, world_size
         self.windows = 0
 
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield self.next_batch()
-
-    def next_batch(self) -> Batch:
-        """Read this rank's share of the next global batch, and advance."""
-        batch = self.peek()
-        self.advance()
-        return batch
-
     def peek(self) -> Batch:
         """Read this rank's share of the next global batch, which stays the next."""
         share = self.batch // self.world_size

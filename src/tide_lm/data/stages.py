@@ -130,7 +130,7 @@ class Encode:
 
 
 class EncodedWriter(ShardWriter):
-    """Writes one split of a task as one shard, and of each piece its length and whether it ends a document."""
+    """Writes one split of a task as one shard, and beside it each piece's length and whether it ends one."""
 
     def __init__(self, folder: Path, split: str, dtype: str) -> None:
         super().__init__(folder, split, dtype)

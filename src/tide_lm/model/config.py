@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from tide_lm.run import files
 from tide_lm.spec import presets
-from tide_lm.spec.config import check_own_blocks
+from tide_lm.spec.config import check_memory
 
 _SHIM_MODULE = "modeling_tide"
 
@@ -94,15 +94,7 @@ class TideConfig(LlamaConfig):
             raise ValueError(
                 "memory_gain_init is 0, and with memory_gate nothing would be learned: set it to 0.1, say"
             )
-        values = self.num_key_value_heads * self.head_dim
-        if self.num_memory_blocks and self.memory_values and (values < 1 or self.hidden_size % values):
-            raise ValueError(
-                f"hidden_size is {self.hidden_size}, and {self.num_key_value_heads} key-value heads of "
-                f"{self.head_dim} are {values}, which does not divide it: rows do not fit into values; set "
-                "memory_values to false"
-            )
-        if self.memory_own_block:
-            check_own_blocks(self.num_memory_blocks, self.num_hidden_layers)
+        check_memory(self)
         if self.memory_store is not None:
             _check_store(self.memory_store)
 

@@ -112,12 +112,7 @@ def claimed(out: Path, work: str) -> Iterator[None]:
     busy = f"{out} is being {work} by another process: wait for it, or choose another --out"
     with locked(out.with_name(f".{out.name}.lock"), busy):
         check_free(out)  # again, since another may have made it meanwhile
-        try:
-            yield
-        except OSError as error:
-            if error.errno is not None and error.filename is None:
-                error.filename = str(out)  # a full disk names no file
-            raise
+        yield
 
 
 def check_free(out: Path) -> None:

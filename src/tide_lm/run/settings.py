@@ -252,13 +252,9 @@ class RunConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        return strict.build(cls, values)
-
-    @classmethod
     def from_saved(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Return the settings of a run, which an earlier version may have begun."""
-        return cls.from_dict(_without_removed(values))
+        return strict.build(cls, _without_removed(values))
 
     @classmethod
     def load(
@@ -276,7 +272,7 @@ class RunConfig:
         try:
             chosen = strict.merge(cls, *given)
             below = _defaults(chosen) if resumed is None else _resumable(resumed)
-            return cls.from_dict(strict.merge(cls, below, chosen))
+            return strict.build(cls, strict.merge(cls, below, chosen))
         except ValueError as error:
             where = "" if file is None else f" (in {file}{' or --set' if overrides else ''})"
             raise ValueError(f"{error}{where}") from None

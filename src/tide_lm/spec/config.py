@@ -39,12 +39,19 @@ class Residence:
         return cls(Place.store, int(found[2]) << 20) if found[2] else cls(Place(text))
 
 
-def check_own_blocks(blocks: int, layers: int) -> None:
-    """Check that there is a layer for each block."""
-    if blocks > layers:
+def check_memory(config: Any) -> None:
+    """Check that the memory of a `ModelConfig` or `TideConfig` fits its layers."""
+    blocks, layers = config.num_memory_blocks, config.num_hidden_layers
+    if config.memory_own_block and blocks > layers:
         raise ValueError(
             f"num_memory_blocks is {blocks}, and with memory_own_block {layers} layers use one each: "
             f"lower it to {layers}, or set memory_own_block to false"
+        )
+    values = config.num_key_value_heads * config.head_dim
+    if blocks and config.memory_values and (values < 1 or config.hidden_size % values):
+        raise ValueError(
+            f"hidden_size is {config.hidden_size}, which the values of all heads, {values}, do not divide: "
+            "set memory_values to false"
         )
 
 
@@ -84,15 +91,7 @@ class ModelConfig:
                 f"num_key_value_heads is {self.num_key_value_heads}: "
                 f"it must divide num_attention_heads, which is {self.num_attention_heads}"
             )
-
-        values = self.num_key_value_heads * self.head_dim
-        if self.num_memory_blocks and self.memory_values and self.hidden_size % values:
-            raise ValueError(
-                f"hidden_size is {self.hidden_size}, which the values of all heads, {values}, do not divide: "
-                "set memory_values to false"
-            )
-        if self.memory_own_block:
-            check_own_blocks(self.num_memory_blocks, self.num_hidden_layers)
+        check_memory(self)
 
     @property
     def mixed_blocks(self) -> int:

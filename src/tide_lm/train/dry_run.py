@@ -109,7 +109,7 @@ def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int
 
 def _first_batch(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     loader = Loader(inputs.train, config.data.sequence, config.train.batch, config.train.seed)
-    ids_BT, _ = loader.next_batch()
+    ids_BT, _ = loader.peek()
     return {
         "shape": list(ids_BT.shape),
         "distinct_tokens": len(ids_BT.unique()),

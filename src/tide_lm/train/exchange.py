@@ -22,8 +22,8 @@ class Exchange:
     place_W: torch.Tensor  # where in own_R each served row is, in the order of the processes that request
 
     @classmethod
-    def plan(cls, keys_U: torch.Tensor, rows_per_rank: int) -> "Exchange":
-        """Plan an exchange for keys of `ShardedMemory.keys` in ascending order, on the host."""
+    def plan(cls, keys_U: torch.Tensor, rows_per_rank: int, device: torch.device) -> "Exchange":
+        """Plan an exchange for ascending `ShardedMemory.keys` on the host, of rows that are on a device."""
         requested_by_rank = torch.bincount(keys_U // rows_per_rank, minlength=process_group.world_size())
         served_by_rank = torch.empty_like(requested_by_rank)
         dist.all_to_all_single(served_by_rank, requested_by_rank)
@@ -31,10 +31,7 @@ class Exchange:
         keys_W = keys_U.new_empty(sum(served))
         dist.all_to_all_single(keys_W, keys_U, served, requested)
         own_R, place_W = (keys_W - process_group.rank() * rows_per_rank).unique(return_inverse=True)
-        return cls(own_R, requested, served, place_W)
-
-    def to(self, device: torch.device) -> "Exchange":
-        return Exchange(upload(self.own_R, device), self.requested, self.served, upload(self.place_W, device))
+        return cls(upload(own_R, device), requested, served, upload(place_W, device))
 
     def fetch(self, own: torch.Tensor) -> torch.Tensor:
         """Return the requested rows; `own` holds this process's rows `own_R`."""

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from tide_lm.model import TideForCausalLM, streamed_tensors
 from tide_lm.model.streamed_tensors import Streamed
 from tide_lm.run import files, process_group
-from tide_lm.train.parallel import sharded_memory
+from tide_lm.train.sharded_memory import ShardedMemory
 
 _PIECE_ROWS = 512  # of the tables, that the first rank holds at once
 
@@ -61,8 +61,8 @@ def save_sharded(model: TideForCausalLM, folder: Path) -> None:
 def _streamed(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Streamed:
     """Describe a parameter that all ranks gather on the first when its pieces are read."""
     assert parameter.dtype == torch.float32
-    memory, shape = sharded_memory(model), tuple(parameter.shape)
-    if memory is None or parameter is not memory.weight:
+    memory, shape = model.model.memory, tuple(parameter.shape)
+    if not isinstance(memory, ShardedMemory) or parameter is not memory.weight:
         return Streamed("F32", shape, lambda: [_full(parameter)])
     ids_V = torch.arange(memory.vocabulary)
     own_V = ids_V if process_group.is_first() else ids_V[:0]

@@ -14,24 +14,24 @@ from tide_lm.train.row_optimizer import RowOptimizer, StepRows
 
 def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.AdamW:
     """Make AdamW in groups: tables and gains have their own learning rate, tables their own decay."""
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    others: dict[str, Any] = {"params": [], "weight_decay": settings.weight_decay, "lr_multiple": 1.0}
-    gains = {**others, "params": [], "lr_multiple": settings.gain_lr_multiple}
-    tables: dict[str, Any] = {
-        "params": [],
-        "weight_decay": settings.table_weight_decay,
-        "lr_multiple": settings.table_lr_multiple,
-    }
-    for name, parameter in named:
-        is_gain = name.endswith("memory.norm.weight")
-        group = tables if name.endswith("memory.weight") else gains if is_gain else others
-        group["params"].append(parameter)
+
+    def group(weight_decay: float, lr_multiple: float) -> dict[str, Any]:
+        return {"params": [], "weight_decay": weight_decay, "lr_multiple": lr_multiple}
+
+    others = group(settings.weight_decay, 1.0)
+    gains = group(settings.weight_decay, settings.gain_lr_multiple)
+    tables = group(settings.table_weight_decay, settings.table_lr_multiple)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_gain = name.endswith("memory.norm.weight")
+            own = tables if name.endswith("memory.weight") else gains if is_gain else others
+            own["params"].append(parameter)
     return torch.optim.AdamW(
         [group for group in (others, gains, tables) if group["params"]],
         lr=settings.max_lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
-        fused=named[0][1].device.type == "cuda",
+        fused=next(model.parameters()).device.type == "cuda",
     )
 
 
@@ -42,11 +42,6 @@ def learning_rate(step: int, steps: int, settings: OptimSection) -> float:
         return settings.warmup_lr + (settings.max_lr - settings.warmup_lr) * step / warmup
     done = (step - warmup) / max(steps - 1 - warmup, 1)
     return settings.min_lr + (settings.max_lr - settings.min_lr) * (1 + math.cos(math.pi * done)) / 2
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["lr_multiple"]
 
 
 def gradient_norm(model: nn.Module, rows: RowOptimizer | None) -> torch.Tensor:
@@ -77,7 +72,8 @@ def step(
     """
     limit = settings.clip_norm or math.inf
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    set_learning_rate(optimizer, rate)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_multiple"]
     if optimizer.defaults["fused"]:
         # The kernel divides by this as it reads, as for a GradScaler: no pass of its own.
         optimizer.grad_scale = scale.reciprocal()  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """A model sharded over processes: FSDP2 for the transformer, and tables whose rows have an owner each."""
 
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,11 +19,6 @@ def without_weights(config: TideConfig) -> TideForCausalLM:
         if config.num_memory_blocks:
             model.model.memory = ShardedMemory(config)
     return model
-
-
-def sharded_memory(model: TideForCausalLM) -> ShardedMemory | None:
-    """Return the memory of a model `without_weights`."""
-    return cast("ShardedMemory | None", model.model.memory)
 
 
 def shard(objective: Objective, device: torch.device, start: Path | None = None) -> None:
@@ -56,13 +50,13 @@ def _read_weights(model: TideForCausalLM, folder: Path, device: torch.device) ->
     others = {path.name for path in folder.glob("*.safetensors")} - read
     if others:  # they would be read too
         raise ValueError(f"{folder / min(others)} is no part of the model beside it: move it elsewhere")
-    decoder, memory = model.model, sharded_memory(model)
+    decoder, memory = model.model, model.model.memory
     decoder.rotary_emb = type(decoder.rotary_emb)(model.config).to(device)  # its buffer is in no file
     tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    if memory is not None:
+    if isinstance(memory, ShardedMemory):
         tensors["model.memory.weight"] = memory.dtensor_like(memory.weight)
     checkpoint.load(folder, tensors)
-    if memory is not None:
+    if isinstance(memory, ShardedMemory):
         memory.from_dtensor(memory.weight, tensors["model.memory.weight"])
 
 

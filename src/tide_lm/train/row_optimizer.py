@@ -126,7 +126,8 @@ class RowOptimizer:
         self.history = History(*self._constants, rates)
 
     def to_checkpoint(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint holds of the tables, with rows in the order of tokens."""
+        """Bring all rows up to date; return what a checkpoint holds of the tables, in the order of tokens."""
+        self.flush()
         return self._tensors() | ({"tables.rates": self.history.rates} if self.history.steps else {})
 
     def placeholders(self, steps: int) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ class ShardedMemory(EmbeddingMemory):
         return ids % process_group.world_size() * self.rows_per_rank + ids // process_group.world_size()
 
     def plan(self, keys_U: torch.Tensor, device: torch.device) -> Exchange:
-        return Exchange.plan(keys_U, self.rows_per_rank).to(device)
+        return Exchange.plan(keys_U, self.rows_per_rank, device)
 
     def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
         keys_U, index = self.keys(input_ids_BT.cpu()).unique(return_inverse=True)
@@ -126,8 +126,8 @@ class ShardedRowOptimizer(RowOptimizer):
         self.gradient_RKD = self._rows.exchange.reduce(self.gradient_RKD).div_(process_group.world_size())
 
     def to_checkpoint(self) -> dict[str, torch.Tensor]:
-        held = {name: self._memory.to_dtensor(tensor) for name, tensor in self._tensors().items()}
-        return super().to_checkpoint() | held
+        whole = super().to_checkpoint()  # which brings rows up to date first
+        return whole | {name: self._memory.to_dtensor(own) for name, own in self._tensors().items()}
 
     def placeholders(self, steps: int) -> dict[str, torch.Tensor]:
         held = {name: self._memory.dtensor_like(tensor) for name, tensor in self._tensors().items()}

@@ -200,7 +200,7 @@ class Trainer:
                 return validation
         if validation.get("step") != self.step:  # train.steps was lowered to a step that is done
             validation = {"step": self.step, **self._validate()}
-        process_group.run_on_first(lambda: self._write_results(validation))
+        process_group.run_on_first(partial(self._write_results, validation))
         tokens = self.loader.windows * self.loader.sequence
         card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
         export(self.model, self.inputs.tokenizer, card, self.run.export, self.config.model.start)
@@ -244,7 +244,7 @@ class Trainer:
 
     def _prepare(self) -> StepBatch:
         """Start to copy the next step's micro-batches and their rows to the device."""
-        size = self.config.train.micro_batch_size(process_group.world_size())
+        size = self.config.train.micro_batch_size(self.loader.world_size)
         batch = [part.split(size) for part in self.loader.peek()]
         rows = None if self.row_optimizer is None else self.row_optimizer.prepare(batch[0])
         micro_batches = [
@@ -303,14 +303,13 @@ class Trainer:
             self.log(f"sample: {record['sample']!r}")
 
     def _validate(self) -> dict[str, Any]:
-        rank, world_size = process_group.rank(), process_group.world_size()
         windows = validation_windows(
             self.inputs.validation,
             self.loader.sequence,
             self.config.train.validation_sequences,
-            self.config.train.micro_batch_size(world_size),
-            rank,
-            world_size,
+            self.config.train.micro_batch_size(self.loader.world_size),
+            self.loader.rank,
+            self.loader.world_size,
         )
         losses = LossByBin(self.inputs.bins)
         with self._evaluating(), torch.no_grad():
@@ -343,17 +342,13 @@ class Trainer:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Put the model into evaluation, not compiled: validation and generation have other shapes."""
-        self._flush()
+        if self.row_optimizer is not None:
+            self.row_optimizer.flush()
         self.objective.eval()
         with torch.compiler.set_stance("force_eager"):
             yield
         parallel.reshard(self.objective)
         self.objective.train()
-
-    def _flush(self) -> None:
-        """Bring all rows up to date, before the model is read as a whole."""
-        if self.row_optimizer is not None:
-            self.row_optimizer.flush()
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return a checkpoint's tensors by name, without those of the row optimiser."""
@@ -363,7 +358,6 @@ class Trainer:
         return tensors
 
     def _save(self) -> None:
-        self._flush()
         rows = self.row_optimizer
         tensors = self._tensors() | ({} if rows is None else rows.to_checkpoint())
         state = {
