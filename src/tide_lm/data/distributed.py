@@ -113,12 +113,7 @@ def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Pa
             )
         _check_no_job_is_left(folder)
         return
-    folder.make()
-    try:
-        folder.start(Work(**asked, vocabulary=save_tokenizer(settings, parts, folder.path)))
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+    folder.make(lambda draft: Work(**asked, vocabulary=save_tokenizer(settings, parts, draft)))
 
 
 def _run(

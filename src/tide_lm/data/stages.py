@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,8 @@ from tide_lm.data.prepare import Settings, Vocabulary, complete, write_tokens
 from tide_lm.data.shards import MANIFEST, Shard, ShardWriter, stored
 from tide_lm.data.sources import Part
 from tide_lm.run import files
+
+MARK = "tide-lm.txt"
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,16 @@ class WorkingFolder:
         self.manifest = self.path / MANIFEST
         self._work, self._encoded = self.path / "work.json", self.path / "encoded"
 
-    def make(self) -> None:
-        """Make an empty folder; refuse to replace one that is not ours."""
-        mark = self.path / "tide-lm.txt"
-        if self.path.exists() and any(self.path.iterdir()) and not mark.exists():
+    def make(self, work: Callable[[Path], Work]) -> None:
+        """Make the folder; `work` saves the tokenizer in it. Refuse to replace a folder that is not ours."""
+        if self.path.exists() and any(self.path.iterdir()) and not (self.path / MARK).exists():
             raise ValueError(
                 f"{self.path} exists, and tide-lm did not make it: move it, or choose another --out"
             )
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
-        mark.write_text(f"`tide-lm prepare` makes {self.out} here, and then leaves only logs.\n")
-        self._encoded.mkdir()
-
-    def start(self, work: Work) -> None:
-        """Open the folder to tasks, once it has its tokenizer."""
-        files.write_atomically(self._work, json.dumps(asdict(work), indent=2) + "\n")
+        with files.write_folder(self.path) as folder:
+            (folder / MARK).write_text(f"`tide-lm prepare` makes {self.out} here, then leaves only logs.\n")
+            (folder / self._encoded.name).mkdir()
+            (folder / self._work.name).write_text(json.dumps(asdict(work(folder)), indent=2) + "\n")
 
     def is_started(self) -> bool:
         return self._work.exists()

@@ -5,9 +5,8 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tide_lm.model import TideForCausalLM, streamed_tensors
 from tide_lm.model.streamed_tensors import Streamed
@@ -22,40 +21,26 @@ def export(
 ) -> None:
     """Write a model with its tokenizer and card, whole or not at all; all ranks take part.
 
-    The generation settings of the folder `start`, which training began from, are kept.
+    No rank ever holds more of sharded tables than its own rows and a piece. The generation settings of the
+    folder `start`, which training began from, are kept.
     """
     kept = Path(start, "generation_config.json")
-    if has_kept := bool(start) and kept.is_file():
-        model.generation_config = GenerationConfig()  # transformers cannot save some that it can use
-    with process_group.open_on_first(lambda: files.write_folder(final)) as folder:
-        if process_group.is_distributed():
-            save_sharded(model, folder)
-        else:
-            try:
-                model.save_pretrained(folder)
-            except SafetensorError as error:  # above all if the disk is full
-                raise OSError(f"{final}: {error}") from error
-        if process_group.is_first():
-            if has_kept:
-                shutil.copyfile(kept, folder / kept.name)
-            tokenizer.save_pretrained(folder)
-            (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def save_sharded(model: TideForCausalLM, folder: Path) -> None:
-    """Write a sharded model from the first rank, a piece at a time; all ranks take part.
-
-    No rank ever holds more of the tables than its own rows and a piece.
-    """
+    has_kept = bool(start) and kept.is_file()
     tensors = {name: _streamed(model, parameter) for name, parameter in model.named_parameters()}
-    if process_group.is_first():
+    with process_group.open_on_first(lambda: files.write_folder(final)) as folder:
+        if not process_group.is_first():
+            for tensor in tensors.values():
+                deque(tensor.pieces(), maxlen=0)  # the first rank gathers them
+            return
+        streamed_tensors.write(folder / streamed_tensors.WEIGHTS, tensors, lambda written: None)
         model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
         model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-        streamed_tensors.write(folder / streamed_tensors.WEIGHTS, tensors, lambda written: None)
-    else:
-        for tensor in tensors.values():
-            deque(tensor.pieces(), maxlen=0)
+        if has_kept:
+            shutil.copyfile(kept, folder / kept.name)  # transformers cannot save some that it can use
+        else:
+            model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _streamed(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Streamed:
