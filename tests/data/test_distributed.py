@@ -288,10 +288,8 @@ def test_ray_gives_the_files_of_the_usual_way_even_after_a_failure(corpus, tmp_p
     out = tmp_path / "out"
     code = """
 import json, sys
-import ray
 from tide_lm.data import distributed
 from tide_lm.data.prepare import Settings
-ray.init(num_cpus=2)
 settings, out, damaged, whole = map(json.loads, sys.argv[1:])
 def prepare():
     distributed.prepare(Settings(**settings), out, executor="ray", tasks=2, options={})
@@ -427,7 +425,7 @@ def test_without_slurm_it_says_so(settings, tmp_path, monkeypatch):
     ("executor", "options", "message"),
     [
         ("local", {"worker": 2}, "the executor local has no option 'worker': did you mean 'workers'?"),
-        ("local", {"x": 2}, "no option 'x': it has workers, start_method"),
+        ("local", {"x": 2}, "no option 'x': use one of workers, start_method"),
         ("ray", {"tasks": 2}, "the executor ray has no option 'tasks'"),
         ("slurm", {"time": "1:00"}, "slurm needs partition: add --executor-option partition=..."),
     ],
@@ -442,7 +440,7 @@ def test_an_option_that_is_wrong_is_named_with_its_cure(executor, options, messa
     ("options", "message"),
     [
         ({"worker": 2}, "'worker': did you mean 'workers'"),
-        ({"x": 2}, "'x': it has workers, start_method"),
+        ({"x": 2}, "'x': use one of workers, start_method"),
         ({"tasks": 2}, "'tasks'"),
     ],
 )

@@ -1,19 +1,18 @@
 """A preparation through datatrove: on this machine, or on a Ray or a Slurm cluster.
 
-All machines see the same disk and have tide-lm installed. The result is that of `prepare.prepare`, byte for
-byte. With `local` and `ray`, datatrove waits for ever for a task that was killed, for example for want of
-memory: stop the call and give it again.
+All machines see the same disk and have tide-lm installed. Ray connects to the cluster that it finds
+(RAY_ADDRESS), or starts one on this machine. The result is that of `prepare.prepare`, byte for byte. With
+`local` and `ray`, datatrove waits for ever for a task that was killed, for example for want of memory: stop
+the call and give it again.
 """
 
-import difflib
 import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import Assemble, Encode, Work, WorkingFolder
-from tide_lm.run import files
+from tide_lm.run import files, strict
 from tide_lm.run.optional import require
 
 EXECUTORS = {
@@ -66,8 +65,7 @@ def prepare(
         stages = {"encode": (Encode(folder, parts), tasks), "assemble": (Assemble(folder), 1)}
         if executor == "slurm":
             return _submit(folder, stages, options)
-        with _ray() if executor == "ray" else nullcontext():
-            _run(folder, stages, executor, options)
+        _run(folder, stages, executor, options)
         shutil.rmtree(folder.path)
         return Manifest.read(out)
 
@@ -80,8 +78,7 @@ def check_options(executor: str, options: Mapping[str, Any]) -> None:
     }
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            hint = strict.suggestion(name, known)
             raise OptionError(f"the executor {executor} has no option {name!r}: {hint}")
     needed = [name for name, parameter in known.items() if parameter.default is parameter.empty]
     if missing := [name for name in needed if name not in options]:
@@ -145,20 +142,6 @@ def _last_line(log: Path) -> str:
     return next(
         (line for line in reversed(lines) if line.strip()), "a task was killed before it could log why"
     )
-
-
-@contextmanager
-def _ray() -> Iterator[None]:
-    """Connect to the cluster that Ray finds (RAY_ADDRESS), or start one on this machine."""
-    ray = require("ray", "--executor ray", extra="ray")
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init()
-    try:
-        yield
-    finally:
-        if ours:
-            ray.shutdown()
 
 
 def _submit(

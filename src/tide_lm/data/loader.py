@@ -28,11 +28,7 @@ class Loader:
     def __init__(
         self, split: TokenSplit, sequence: int, batch: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
-        if batch < 1 or batch % world_size:
-            raise ValueError(
-                f"a global batch of {batch} windows cannot be divided among {world_size} ranks: "
-                f"use a multiple of {world_size}"
-            )
+        assert not batch % world_size
         self.epoch_windows = count_windows(split, sequence)
         if batch > self.epoch_windows:
             raise ValueError(
@@ -84,21 +80,14 @@ class Loader:
 
 
 def validation_windows(
-    split: TokenSplit,
-    sequence: int,
-    limit: int | None = None,
-    batch: int = 8,
-    rank: int = 0,
-    world_size: int = 1,
+    split: TokenSplit, sequence: int, limit: int, batch: int, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:
     """Yield the same windows at each call, in the order of the text: all, or `limit` spread evenly.
 
     Each rank gets as many batches, of at most `batch` windows; the last may be empty.
     """
     windows = count_windows(split, sequence)
-    taken = windows if limit is None else min(limit, windows)
-    if taken < 1:
-        raise ValueError(f"validation takes {limit} windows: take at least 1")
+    taken = min(limit, windows)
     chosen = np.arange(taken) * windows // taken
     pieces = -(-taken // (batch * world_size)) * world_size
     return (_read_windows(split, sequence, own) for own in np.array_split(chosen, pieces)[rank::world_size])
@@ -106,8 +95,6 @@ def validation_windows(
 
 def count_windows(split: TokenSplit, sequence: int) -> int:
     """Return how many windows of `sequence` predicted tokens a split has; none is an error."""
-    if sequence < 1:
-        raise ValueError(f"sequence is {sequence}: a window needs at least 1 token to predict")
     windows = (len(split) - 1) // sequence
     if windows < 1:
         raise ValueError(

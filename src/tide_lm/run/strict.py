@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -31,11 +31,16 @@ def build(kind: type, values: Mapping[str, Any], name: str = "") -> Any:
     known = get_type_hints(kind)
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-            raise ValueError(f"unknown {f'setting of {name}' if name else 'section'} {key!r}: {hint}")
+            what = f"setting of {name}" if name else "section"
+            raise ValueError(f"unknown {what} {key!r}: {suggestion(key, known)}")
     prefix = f"{name}." if name else ""
     return kind(**{key: check(f"{prefix}{key}", value, known[key]) for key, value in values.items()})
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return what to write instead of an unknown name: the one that is most like it, or any."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
 
 
 def check(name: str, value: Any, kind: Any) -> Any:
