@@ -64,13 +64,11 @@ class FrequencyBins:
         return cls(np.full(vocab_size, UNBINNED, np.int8), np.zeros(vocab_size, np.int64))
 
     @classmethod
-    def from_counts(
-        cls, counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase", cap: int | None = None
-    ) -> "FrequencyBins":
-        return cls(deciles(counts_V, clean_types(counts_V, tokenizer), cap), counts_V)
+    def from_counts(cls, counts_V: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> "FrequencyBins":
+        return cls(deciles(counts_V, clean_types(counts_V, tokenizer)), counts_V)
 
     @classmethod
-    def from_prepared(cls, folder: Path, cap: int | None = None) -> "FrequencyBins":
+    def from_prepared(cls, folder: Path) -> "FrequencyBins":
         """Read the bins of a prepared training split."""
         manifest, path = Manifest.read(folder), folder / "counts.npy"
         if not path.exists():
@@ -79,14 +77,12 @@ class FrequencyBins:
         if manifest.counts_sha256 not in (None, found):
             raise ValueError(f"{path} is damaged: prepare the data again")
         counts_V = _read_counts(path, manifest.vocab_size)
-        return cls.from_counts(counts_V, tokenizers.load(str(folder / "tokenizer")), cap)
+        return cls.from_counts(counts_V, tokenizers.load(str(folder / "tokenizer")))
 
     @classmethod
-    def from_counts_file(
-        cls, path: Path, tokenizer: "PreTrainedTokenizerBase", cap: int | None = None
-    ) -> "FrequencyBins":
+    def from_counts_file(cls, path: Path, tokenizer: "PreTrainedTokenizerBase") -> "FrequencyBins":
         """Read another corpus's counts: a .npy of integers, one per id, or a JSON object {id: count}."""
-        return cls.from_counts(_read_counts(path, len(tokenizer)), tokenizer, cap)
+        return cls.from_counts(_read_counts(path, len(tokenizer)), tokenizer)
 
     def extended(self, vocab_size: int) -> "FrequencyBins":
         """Add the ids that a model has and its tokenizer lacks: they occur nowhere."""
@@ -96,8 +92,8 @@ class FrequencyBins:
                 f"there are counts for {len(self.bins_V):,} ids, and the model has {vocab_size:,}: "
                 "count with the tokenizer of the model"
             )
-        bins_V = np.concatenate([self.bins_V, np.full(more, UNBINNED, np.int8)])
-        return FrequencyBins(bins_V, np.concatenate([self.counts_V, np.zeros(more, np.int64)]))
+        bins_V = np.pad(self.bins_V, (0, more), constant_values=UNBINNED)
+        return FrequencyBins(bins_V, np.pad(self.counts_V, (0, more)))
 
     def decile(self, id: int) -> int | None:
         """Return an id's decile, where 0 is the rarest; None if it has none."""

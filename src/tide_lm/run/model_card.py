@@ -66,11 +66,8 @@ def _perplexities(texts: Mapping[str, dict[str, Any]]) -> list[str]:
     rows = [
         (
             name,
-            _number(text["perplexity"], 3),
-            _number(text["word_perplexity"], 3),
-            _number(text["bits_per_byte"], 3),
-            f"{text['window']:,}",
-            f"{text['stride']:,}",
+            *(_number(text[key], 3) for key in ("perplexity", "word_perplexity", "bits_per_byte")),
+            *(_number(text[key], 0) for key in ("window", "stride")),
         )
         for name, text in texts.items()
     ]
@@ -84,17 +81,10 @@ def _benchmarks(result: dict[str, Any]) -> list[str]:
     def percent(share: float | None) -> str:
         return _number(share and 100 * share, 1)
 
-    rows = [
-        (
-            name,
-            percent(task["score"]),
-            percent(task["stderr"]),
-            task["metric"],
-            f"{task['samples']:,}",
-            task["split"],
-        )
-        for name, task in result["tasks"].items()
-    ]
+    rows = []
+    for name, task in result["tasks"].items():
+        measured = percent(task["score"]), percent(task["stderr"]), task["metric"]
+        rows.append((name, *measured, f"{task['samples']:,}", task["split"]))
     rows.append(("average", percent(result["average"]), "", "", "", ""))
     rows.append(("LAMBADA perplexity", _number(result["lambada_perplexity"], 2), "", "", "", ""))
     limit = f", of the first {result['limit']:,} samples of each task" if result["limit"] else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tide_lm.run import strict
+from tide_lm.run.strict import AtLeastOne
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
 
@@ -74,7 +75,7 @@ class DataSection:
     """Prepared data, the length of a training sequence, and whether to check the checksums of shards."""
 
     path: str = "data/builtin"
-    sequence: int = 2048
+    sequence: AtLeastOne = 2048
     verify: bool = True
 
 
@@ -118,19 +119,19 @@ class OptimSection:
 class TrainSection:
     """How long to train, in what batches, and what to keep."""
 
-    steps: int = 12_207_032  # 200B tokens, as in the paper, with the batch of its section 2
-    batch: int = 8
+    steps: AtLeastOne = 12_207_032  # 200B tokens, as in the paper, with the batch of its section 2
+    batch: AtLeastOne = 8
     micro_batch: int = 0  # 0: the whole batch
     seed: int = 0
     parts: Literal["all", "memory"] = "all"
     dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     activation_checkpointing: bool = False
-    log_every: int = 10
+    log_every: AtLeastOne = 10
     validate_every: int = 500
-    validation_sequences: int = 64
-    checkpoint_every: int = 5_000
-    keep: int = 2
+    validation_sequences: AtLeastOne = 64
+    checkpoint_every: AtLeastOne = 5_000
+    keep: AtLeastOne = 2
     keep_every: int = 0
     record_gradients: bool = False
     tensorboard: bool = True
@@ -177,15 +178,6 @@ GAINS_FROM_ZERO = 10.0  # optim.gain_lr_multiple of an upcycled model: docs/upcy
 _FIXED = {"recipe", "data.sequence", "optim.table_moments"}
 _FIXED |= {"train.seed", "train.parts", "train.record_gradients"}
 _REMOVED = ("optim.table_update", "train.lora_rank")  # settings of version 0.1.0
-_AT_LEAST_ONE = (
-    "data.sequence",
-    "train.steps",
-    "train.batch",
-    "train.log_every",
-    "train.validation_sequences",
-    "train.checkpoint_every",
-    "train.keep",
-)
 
 
 @dataclass(frozen=True)
@@ -202,10 +194,6 @@ class RunConfig:
     train: TrainSection = field(default_factory=TrainSection)
 
     def __post_init__(self) -> None:
-        values = flat(self.to_dict())
-        for name in _AT_LEAST_ONE:
-            if values[name] < 1:
-                raise ValueError(f"{name} is {values[name]}: it must be at least 1")
         if self.optim.warmup_steps * 2 > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps is {self.optim.warmup_steps:,} and train.steps is {self.train.steps:,}: "

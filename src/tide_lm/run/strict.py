@@ -5,7 +5,9 @@ import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+AtLeastOne = Annotated[int, 1]
 
 
 def merge(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def section(name: str, values: Any) -> Mapping[str, Any]:
 
 def build(kind: type, values: Mapping[str, Any], name: str = "") -> Any:
     """Build a dataclass, and those within it; `name` is that of the section."""
-    known = get_type_hints(kind)
+    known = get_type_hints(kind, include_extras=True)
     for key in values:
         if key not in known:
             what = f"setting of {name}" if name else "section"
@@ -52,12 +54,15 @@ def check(name: str, value: Any, kind: Any) -> Any:
         if value not in get_args(kind):
             raise ValueError(f"{name} is {value!r}: use one of {', '.join(map(repr, get_args(kind)))}")
         return value
+    least = 0
+    if get_origin(kind) is Annotated:
+        kind, least = get_args(kind)
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
         raise ValueError(f"{name} is {value!r}: it must be of type {kind.__name__}")
-    if kind in (int, float) and not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {value!r}: it must be finite and not negative")
+    if kind in (int, float) and not least <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}: it must be finite and at least {least}")
     return value
 
 
