@@ -31,8 +31,8 @@ EXECUTORS = {
     "slurm": "SlurmPipelineExecutor",
 }
 # Parameters of executors that this file decides, or that would leave tasks out.
-_NO_OPTIONS = "self pipeline tasks depends logging_dir skip_completed local_tasks local_rank_offset "
-_NO_OPTIONS += "job_id_retriever"
+_NO_OPTIONS = {"pipeline", "tasks", "depends", "logging_dir", "skip_completed", "local_tasks"}
+_NO_OPTIONS |= {"local_rank_offset", "job_id_retriever"}
 
 
 class OptionError(ValueError):
@@ -72,10 +72,8 @@ def prepare(
 
 def check_options(executor: str, options: Mapping[str, Any]) -> None:
     """Check that an executor has these options, and needs no others."""
-    parameters = inspect.signature(_executor(executor)).parameters.values()
-    known = {
-        parameter.name: parameter for parameter in parameters if parameter.name not in _NO_OPTIONS.split()
-    }
+    parameters = inspect.signature(_executor(executor)).parameters
+    known = {name: parameter for name, parameter in parameters.items() if name not in _NO_OPTIONS}
     for name in options:
         if name not in known:
             hint = strict.suggestion(name, known)

@@ -127,7 +127,7 @@ class Encode:
 
 
 class EncodedWriter(ShardWriter):
-    """Writes one split of a task as one shard, and beside it each piece's length and whether it ends one."""
+    """Writes one split of a task as a shard, and each piece's length and whether a document ends with it."""
 
     def __init__(self, folder: Path, split: str, dtype: str) -> None:
         super().__init__(folder, split, dtype)

@@ -27,7 +27,7 @@ def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.Adam
             own = tables if name.endswith("memory.weight") else gains if is_gain else others
             own["params"].append(parameter)
     return torch.optim.AdamW(
-        [group for group in (others, gains, tables) if group["params"]],
+        [each for each in (others, gains, tables) if each["params"]],
         lr=settings.max_lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
