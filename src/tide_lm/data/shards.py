@@ -79,6 +79,17 @@ class Manifest:
             raise ValueError(f"{path} cannot be read: {error!r}: prepare the data again") from error
 
 
+def check_checksum(path: Path, sha256: str) -> None:
+    """Check that a file of prepared data is the one that its manifest describes."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ValueError(
+            f"{path} is damaged, or of other data (sha256 {found[:12]}..., not {sha256[:12]}...): "
+            "put it back, or prepare the data again"
+        )
+
+
 def smallest_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
@@ -160,10 +171,4 @@ class TokenSplit:
     def verify(self, rank: int = 0, world_size: int = 1) -> None:
         """Read every shard, or this rank's share of them, and compare checksums."""
         for shard in self.manifest.splits[self.split][rank::world_size]:
-            with (self.folder / shard.file).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != shard.sha256:
-                raise ValueError(
-                    f"{self.folder / shard.file} is damaged (sha256 {found[:12]}..., "
-                    f"not {shard.sha256[:12]}...): prepare the data again"
-                )
+            check_checksum(self.folder / shard.file, shard.sha256)

@@ -1,6 +1,5 @@
 """The data of a run, checked against its settings before a model is built."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
 from tide_lm.data.loader import count_windows
-from tide_lm.data.shards import Manifest, TokenSplit
+from tide_lm.data.shards import Manifest, TokenSplit, check_checksum
 from tide_lm.run import process_group
 from tide_lm.run.settings import DataSection, ModelSection
 
@@ -31,7 +30,7 @@ def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     folder = Path(settings.path)
     train, validation = TokenSplit(folder, "train"), TokenSplit(folder, "validation")
     _check_vocabulary(train.manifest, folder, model)
-    _check_tokenizer(folder / "tokenizer" / "tokenizer.json", train.manifest)
+    check_checksum(folder / "tokenizer" / "tokenizer.json", train.manifest.tokenizer_sha256)
     if not len(validation):
         raise ValueError(f"{folder} has no validation split: prepare the data with a larger --validation")
     count_windows(validation, settings.sequence)
@@ -72,13 +71,4 @@ def _check_same_tokenizer(start: Path, folder: Path, manifest: Manifest) -> None
         raise ValueError(
             f"{folder} was not prepared with the tokenizer of {start}: prepare the text again with "
             f"--tokenizer {start}"
-        )
-
-
-def _check_tokenizer(path: Path, manifest: Manifest) -> None:
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != manifest.tokenizer_sha256:
-        raise ValueError(
-            f"{path} is not the tokenizer of the shards beside it (sha256 {found[:12]}..., "
-            f"not {manifest.tokenizer_sha256[:12]}...): put it back, or prepare the data again"
         )
