@@ -99,7 +99,7 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
         ("train.steps=many", "train.steps is 'many': it must be of type int"),
         ("train.steps=1.5", "train.steps is 1.5"),
         ("train.steps=true", "train.steps is True"),
-        ("train.steps=-1", "must be finite and at least 0"),
+        ("train.steps=-1", "train.steps is -1: .*at least 1"),
         ("optim.max_lr=nan", "optim.max_lr is nan"),
         ("optim.max_lr=inf", "optim.max_lr is inf"),
         ("train.keep=0", "train.keep is 0: .*at least 1"),
