@@ -1,4 +1,4 @@
-"""Print what an analysis found beside what the paper states; the results file holds all of it."""
+"""Print a result as the report has it, beside what the paper states; the results file holds all of it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,11 @@ from tide_lm.report.results import Run
 
 
 def print_summary(what: str, title: str, result: dict[str, Any]) -> None:
-    figure, runs = FIGURES[what], [Run(Path(), title, 0, {what: result}, [], None)]
-    rows = [(row.what, row.paper, *row.ours) for row in figure.compare(runs)]
-    print_table(title, ["", "the paper", "this model"], rows, numbers=False)
-    for table in figure.tables(runs):
-        print_table(table.caption, table.columns, table.rows, table.numbers)
+    runs = [Run(Path(), title, 0, {what: result}, [], None)]
+    for figure in FIGURES.values():
+        if figure.reads != what or figure.missing(runs[0]) or figure.too_few(runs):
+            continue
+        rows = [(row.what, row.paper, *row.ours) for row in figure.compare(runs)]
+        print_table(f"{title}: {figure.title}", ["", "the paper", "this model"], rows, numbers=False)
+        for table in figure.tables(runs):
+            print_table(table.caption, table.columns, table.rows, table.numbers)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tide_lm.report.formatting import short
-from tide_lm.report.results import MissingError, Run
+from tide_lm.report.results import MissingError, Run, alike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,6 +72,13 @@ def of_each(*panels: Each) -> Callable[[Runs], list[Panel]]:
         for run in runs
         for one in panels
         if one.shows(run)
+    ]
+
+
+def of_alike(what: str, title: str, draw: Callable[..., Any]) -> Callable[[Runs], list[Panel]]:
+    """Draw a panel for each set of runs whose rows of a result are the same."""
+    return lambda runs: [
+        Panel(f"{title}: {short(name)}", partial(draw, run=run)) for name, run in alike(runs, what).items()
     ]
 
 

@@ -158,11 +158,11 @@ def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
     return len({tuple(result.get(key) for key in keys) for result in results}) == 1
 
 
-def alike(runs: Sequence[Run], what: str, key: str) -> dict[str, Run]:
-    """Return one run of each set whose results are the same under a key, by the names of the set."""
+def alike(runs: Sequence[Run], what: str) -> dict[str, Run]:
+    """Return one run of each set whose results have the same rows, by the names of the set."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(run.result(what)[key]), []).append(run)
+        groups.setdefault(json.dumps(run.result(what)["rows"]), []).append(run)
     return {", ".join(run.name for run in group): group[0] for group in groups.values()}
 
 

@@ -1,5 +1,6 @@
 """Zero-shot benchmarks in the order of the paper's columns."""
 
+from functools import partial
 from typing import Any
 
 from tide_lm.report import paper
@@ -22,37 +23,29 @@ def _average(run: Run) -> str:
     return _one(*percents([run.result("benchmarks")["average"]]))
 
 
-def _panels(runs: Runs) -> list[Panel]:
-    def draw(axes: Axes) -> None:
-        places = range(len(paper.TASKS))
-        for position, run in enumerate(runs):
-            shift = 0.5 * (position - (len(runs) - 1) / 2) / len(runs)
-            axes.errorbar(
-                numbers(scores(run)),
-                [place + shift for place in places],
-                xerr=numbers(scores(run, "stderr")),
-                **(look(run) | {"linestyle": "none"}),
-                elinewidth=1,
-            )
-        axes.set_yticks(places, list(paper.TASKS.values()))
-        axes.invert_yaxis()
-        axes.set_xlabel("score in percent, and its standard error")
-        legend(axes)
-
-    return [Panel("Zero-shot benchmarks", draw, height=4.2)]
+def _draw(axes: Axes, runs: Runs) -> None:
+    places = range(len(paper.TASKS))
+    for position, run in enumerate(runs):
+        shift = 0.5 * (position - (len(runs) - 1) / 2) / len(runs)
+        axes.errorbar(
+            numbers(scores(run)),
+            [place + shift for place in places],
+            xerr=numbers(scores(run, "stderr")),
+            **(look(run) | {"linestyle": "none"}),
+            elinewidth=1,
+        )
+    axes.set_yticks(places, list(paper.TASKS.values()))
+    axes.invert_yaxis()
+    axes.set_xlabel("score in percent, and its standard error")
+    legend(axes)
 
 
 def _tables(runs: Runs) -> list[Table]:
     columns = ["model", "LAMBADA perplexity", *paper.TASKS.values(), "Average"]
-    ours = [
-        (
-            run.name,
-            number(run.result("benchmarks")["lambada_perplexity"], ",.3f"),
-            *_cells(run),
-            _average(run),
-        )
-        for run in runs
-    ]
+    ours = []
+    for run in runs:
+        perplexity = number(run.result("benchmarks")["lambada_perplexity"], ",.3f")
+        ours.append((run.name, perplexity, *_cells(run), _average(run)))
     theirs = [
         (f"{row.model} (paper)", f"{row.perplexity:.2f}", *map(_one, row.scores), _one(row.average))
         for row in paper.TABLE_2
@@ -96,6 +89,6 @@ BENCHMARKS = Figure(
     says="Normalised accuracy, but plain accuracy for BoolQ and LAMBADA. A model of a few million parameters "
     "is near chance on most of these tasks.",
     reads="benchmarks",
-    panels=_panels,
+    panels=lambda runs: [Panel("Zero-shot benchmarks", partial(_draw, runs=runs), height=4.2)],
     tables=_tables,
 )

@@ -1,5 +1,6 @@
 """How far apart two tokens stay in one context: heatmaps of each run, and runs against one another."""
 
+from functools import partial
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -33,21 +34,17 @@ def _heatmap_panels(runs: Runs) -> list[Panel]:
         for (name, category), measure in product(_categories(run).items(), MEASURES):
             rows = [row for other in runs for row in _categories(other).get(name, {}).get(measure, [])]
             limits = min(map(min, rows)), max(map(max, rows))
-            panels.append(_heatmap_panel(run, name, category, measure, limits))
+            draw = partial(_draw_heatmap, category=category, measure=measure, limits=limits)
+            height = max(2.4, 1.3 + 0.19 * len(category["pairs"]))
+            panels.append(Panel(f"{name}: {short(run.name)}", draw, height))
     return panels
 
 
-def _heatmap_panel(
-    run: Run, name: str, category: dict[str, Any], measure: str, limits: tuple[float, float]
-) -> Panel:
+def _draw_heatmap(axes: Axes, category: dict[str, Any], measure: str, limits: tuple[float, float]) -> None:
     pairs = [short(" / ".join(map(token, pair))) for pair in category["pairs"]]
-
-    def draw(axes: Axes) -> None:
-        heatmap(axes, category[measure], MEASURES[measure], limits)
-        axes.set_yticks(range(len(pairs)), pairs, fontsize=9)
-        layer_axis(axes)
-
-    return Panel(f"{name}: {short(run.name)}", draw, height=max(2.4, 1.3 + 0.19 * len(pairs)))
+    heatmap(axes, category[measure], MEASURES[measure], limits)
+    axes.set_yticks(range(len(pairs)), pairs, fontsize=9)
+    layer_axis(axes)
 
 
 def _ffn_tables(runs: Runs) -> list[Table]:
@@ -141,23 +138,21 @@ def _curve_panels(runs: Runs) -> list[Panel]:
     panels = []
     for name, (measure, label) in product(shared(map(_categories, runs)), MEASURES.items()):
         if found := curves(runs, name, measure):
-            panels.append(_by_layer(f"{name}: separation", label, found))
+            panels.append(Panel(f"{name}: separation", partial(_draw_lines, lines=found, what=label)))
         if changes := _changes(found):
             title = f"{name}: difference to {short(runs[0].name, 20)}"
-            panels.append(_by_layer(title, f"Δ {label}", changes, zero=True))
+            draw = partial(_draw_lines, lines=changes, what=f"Δ {label}", zero=True)
+            panels.append(Panel(title, draw))
     return panels
 
 
-def _by_layer(title: str, label: str, lines: Lines, zero: bool = False) -> Panel:
-    def draw(axes: Axes) -> None:
-        plot(axes, lines)
-        if zero:
-            zero_line(axes)
-        axes.set(ylabel=label, xlim=(-0.3, max(map(len, lines.values())) - 0.7))
-        layer_axis(axes)
-        legend(axes)
-
-    return Panel(title, draw)
+def _draw_lines(axes: Axes, lines: Lines, what: str, zero: bool = False) -> None:
+    plot(axes, lines)
+    if zero:
+        zero_line(axes)
+    axes.set(ylabel=what, xlim=(-0.3, max(map(len, lines.values())) - 0.7))
+    layer_axis(axes)
+    legend(axes)
 
 
 def _compare_curves(runs: Runs) -> list[Comparison]:

@@ -40,20 +40,16 @@ def _decile_panels(runs: Runs) -> list[Panel]:
         draw = partial(by_decile, what="loss, nats", lines=lines)
         panels.append(Panel(f"Loss by decile: {_named(source)}", draw))
         if len(runs) > 1:
-            panels.append(_changes_panel(source, lines))
+            title = f"Difference to {short(runs[0].name, 20)}: {_named(source)}"
+            panels.append(Panel(title, partial(_draw_changes, lines=lines)))
     return panels
 
 
-def _changes_panel(source: str, lines: Lines) -> Panel:
-    (first, reference), *others = lines.items()
-    changes = {run: [change(*pair) for pair in zip(values, reference, strict=True)] for run, values in others}
-
-    def draw(axes: Axes) -> None:
-        bars(axes, changes)
-        zero_line(axes)
-        decile_axis(axes, "difference of the loss, nats")
-
-    return Panel(f"Difference to {short(first.name, 20)}: {_named(source)}", draw)
+def _draw_changes(axes: Axes, lines: Lines) -> None:
+    (_, reference), *others = lines.items()
+    bars(axes, {run: list(map(change, values, reference)) for run, values in others})
+    zero_line(axes)
+    decile_axis(axes, "difference of the loss, nats")
 
 
 def _compare_deciles(runs: Runs) -> list[Comparison]:
@@ -113,17 +109,15 @@ def _block_panels(runs: Runs) -> list[Panel]:
             ("Loss against K", "loss, nats", lines),
             (f"Change from K = {blocks[0]}", "change of the loss, nats", changes),
         ):
-            panels.append(_groups_panel(f"{title}: {_named(source)}", what, blocks, found))
+            draw = partial(_draw_groups, blocks=blocks, lines=found, what=what)
+            panels.append(Panel(f"{title}: {_named(source)}", draw))
     return panels
 
 
-def _groups_panel(title: str, what: str, blocks: list[int], lines: Lines) -> Panel:
-    def draw(axes: Axes) -> None:
-        plot(axes, lines, blocks, GROUPS.values())
-        axes.set(xticks=sorted(set(blocks)), xlabel="memory blocks K", ylabel=what)
-        legend(axes)
-
-    return Panel(title, draw)
+def _draw_groups(axes: Axes, blocks: list[int], lines: Lines, what: str) -> None:
+    plot(axes, lines, blocks, GROUPS.values())
+    axes.set(xticks=sorted(set(blocks)), xlabel="memory blocks K", ylabel=what)
+    legend(axes)
 
 
 def _compare_blocks(runs: Runs) -> list[Comparison]:

@@ -5,9 +5,9 @@ from operator import le
 from typing import Any
 
 from tide_lm.report import drawing, paper
-from tide_lm.report.figure import Axes, Each, Figure, Panel, beside, of_each
+from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, beside, of_alike, of_each
 from tide_lm.report.formatting import NOT_MEASURED, ends, gigabytes, percent, short, steps
-from tide_lm.report.results import Run, alike
+from tide_lm.report.results import Run
 
 
 def footprint_bytes(run: Run, blocks: int, bits: int, where: str) -> int | None:
@@ -15,21 +15,18 @@ def footprint_bytes(run: Run, blocks: int, bits: int, where: str) -> int | None:
     return next((row[where] for row in rows if (row["blocks"], row["bits"]) == (blocks, bits)), None)
 
 
-def _footprint_panel(name: str, run: Run) -> Panel:
+def _draw_footprint(axes: Axes, run: Run) -> None:
     """Draw, as the paper does, weights in VRAM in 8 bits and tables on SSD in 4."""
     blocks = sorted({row["blocks"] for row in run.result("footprint")["rows"]})
-    vram = [footprint_bytes(run, k, 8, "vram_bytes") or 0 for k in blocks]
-    ssd = [footprint_bytes(run, k, 4, "ssd_bytes") or 0 for k in blocks]
-    size, unit = (1e9, "GB") if max(vram) >= 1e8 else (1e6, "MB")
-
-    def draw(axes: Axes) -> None:
-        found = {"VRAM, 8 bits": vram, "tables on SSD, 4 bits": ssd}
-        drawing.bars(axes, {label: [each / size for each in values] for label, values in found.items()})
-        axes.set_xticks(range(len(blocks)), [str(k) for k in blocks])
-        axes.set(xlabel="memory blocks K", ylabel=unit)
-        drawing.legend(axes)
-
-    return Panel(f"VRAM and SSD: {short(name)}", draw)
+    found = {
+        "VRAM, 8 bits": [footprint_bytes(run, k, 8, "vram_bytes") or 0 for k in blocks],
+        "tables on SSD, 4 bits": [footprint_bytes(run, k, 4, "ssd_bytes") or 0 for k in blocks],
+    }
+    size, unit = (1e9, "GB") if max(found["VRAM, 8 bits"]) >= 1e8 else (1e6, "MB")
+    drawing.bars(axes, {label: [each / size for each in values] for label, values in found.items()})
+    axes.set_xticks(range(len(blocks)), [str(k) for k in blocks])
+    axes.set(xlabel="memory blocks K", ylabel=unit)
+    drawing.legend(axes)
 
 
 FOOTPRINT = Figure(
@@ -39,7 +36,7 @@ FOOTPRINT = Figure(
     says="Computed from the shape of the model, for its own K and the paper's. As in the paper, 4 bits count "
     "the codes alone, without a codec's scales.",
     reads="footprint",
-    panels=lambda runs: [_footprint_panel(*item) for item in alike(runs, "footprint", "rows").items()],
+    panels=of_alike("footprint", "VRAM and SSD", _draw_footprint),
     compare=beside(
         paper.FOOTPRINT,
         lambda run: gigabytes(footprint_bytes(run, 0, 8, "vram_bytes")),
@@ -150,20 +147,24 @@ def _texts(run: Run) -> dict[str, dict[str, Any]]:
     return run.result("layer-drop")["texts"]
 
 
-def _drop_panel(run: Run, name: str) -> Panel:
-    changes = _texts(run)[name]["change"]
+def _draw_drop(axes: Axes, run: Run, text: str) -> None:
+    change = [value * 100 for value in _texts(run)[text]["change"]]
+    colour = drawing.PALETTE[run.place % len(drawing.PALETTE)]
+    axes.bar(range(len(change)), change, 0.7, color=colour, label=text)
+    drawing.zero_line(axes)
+    if max(map(abs, change)) > 100:
+        drawing.log_scale(axes, linthresh=10)
+    axes.set_ylabel("change of the perplexity, %")
+    drawing.layer_axis(axes, "layer whose memory is taken out")
 
-    def draw(axes: Axes) -> None:
-        change = [value * 100 for value in changes]
-        colour = drawing.PALETTE[run.place % len(drawing.PALETTE)]
-        axes.bar(range(len(change)), change, 0.7, color=colour, label=name)
-        drawing.zero_line(axes)
-        if max(map(abs, change)) > 100:
-            drawing.log_scale(axes, linthresh=10)
-        axes.set_ylabel("change of the perplexity, %")
-        drawing.layer_axis(axes, "layer whose memory is taken out")
 
-    return Panel(f"Without one layer's memory: {short(name, 14)}, {short(run.name, 18)}", draw)
+def _drop_panels(runs: Runs) -> list[Panel]:
+    panels = []
+    for run in runs:
+        for text in _texts(run):
+            title = f"Without one layer's memory: {short(text, 14)}, {short(run.name, 18)}"
+            panels.append(Panel(title, partial(_draw_drop, run=run, text=text)))
+    return panels
 
 
 def _change_without_one(run: Run, layers: range) -> str:
@@ -191,7 +192,7 @@ LAYER_DROP = Figure(
     says="How much the perplexity changes without retraining: what a layer needs in this model, not what a "
     "model trained without it would lose.",
     reads="layer-drop",
-    panels=lambda runs: [_drop_panel(run, name) for run in runs for name in _texts(run)],
+    panels=_drop_panels,
     compare=beside(
         [*paper.LAYER_DROP.values(), ("perplexity without any", "not stated", "")],
         *(partial(_change_without_one, layers=layers) for layers in paper.LAYER_DROP),

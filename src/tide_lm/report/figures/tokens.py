@@ -5,13 +5,12 @@ from operator import lt
 from typing import Any
 
 from tide_lm.report import drawing, paper
-from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, Table, beside, of_each
+from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, Table, beside, of_alike, of_each
 from tide_lm.report.formatting import (
     NOT_MEASURED,
     count,
     percent,
     percents,
-    short,
     steps,
     three_digits,
     upper_bound,
@@ -101,22 +100,15 @@ NORMS = Figure(
 )
 
 
-def _update_panel(name: str, run: Run) -> Panel:
+def _draw_updates(axes: Axes, run: Run) -> None:
     result = run.result("updates")
     rows = [result["rows"][str(decile)] or {} for decile in range(10)]
-    occurrences, expected = ([row.get(key) for row in rows] for key in ("occurrences", "expected_updates"))
-
-    def draw(axes: Axes) -> None:
-        for label, values, style, group in (
-            ("occurrences", occurrences, "s--", "common"),
-            ("expected updates", expected, "o-", "rare"),
-        ):
-            colour = drawing.GROUPS[group]
-            axes.plot(range(10), drawing.numbers(values), style, color=colour, label=label)
-        drawing.log_scale(axes)
-        drawing.decile_axis(axes, f"in {count(result['tokens'])} tokens")
-
-    return Panel(f"Updates of a row: {short(name)}", draw)
+    for key, style, group in (("occurrences", "s--", "common"), ("expected_updates", "o-", "rare")):
+        values = drawing.numbers([row.get(key) for row in rows])
+        label, colour = key.replace("_", " "), drawing.GROUPS[group]
+        axes.plot(range(10), values, style, color=colour, label=label)
+    drawing.log_scale(axes)
+    drawing.decile_axis(axes, f"in {count(result['tokens'])} tokens")
 
 
 def _update_table(named: str, run: Run) -> Table:
@@ -150,9 +142,9 @@ UPDATES = Figure(
     "expected updates level off where occurrences go on. The last column bounds the gradient signal of a row "
     "over that of the commonest decile (eq. 2.3); above 1 it says nothing.",
     reads="updates",
-    panels=lambda runs: [_update_panel(*item) for item in alike(runs, "updates", "rows").items()],
+    panels=of_alike("updates", "Updates of a row", _draw_updates),
     compare=beside(paper.UPDATES.values(), *(partial(_expected, name=name) for name in paper.UPDATES)),
-    tables=lambda runs: [_update_table(*item) for item in alike(runs, "updates", "rows").items()],
+    tables=lambda runs: [_update_table(*item) for item in alike(runs, "updates").items()],
 )
 
 

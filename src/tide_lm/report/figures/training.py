@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -42,26 +43,24 @@ def _perplexity(value: float | None) -> str:
 
 
 def _checkpoint_panels(runs: Runs) -> list[Panel]:
-    found = {run: run.result("checkpoints") for run in runs}
+    found = [run.result("checkpoints")["texts"] for run in runs]
     return [
-        _text_panel(text, {run: result["points"] for run, result in found.items()})
-        for text in shared(result["texts"] for result in found.values())
-        if same_text([result["texts"][text] for result in found.values()])
+        Panel(f"Perplexity over training: {short(text)}", partial(_draw_perplexity, runs=runs, text=text))
+        for text in shared(found)
+        if same_text([texts[text] for texts in found])
     ]
 
 
-def _text_panel(text: str, points: dict[Run, list[dict[str, Any]]]) -> Panel:
-    curves = {run: [point["perplexity"][text] for point in found] for run, found in points.items()}
-    values = [value for curve in curves.values() for value in curve if value is not None]
-
-    def draw(axes: Axes) -> None:
-        for run, found in points.items():
-            axes.plot([point["tokens"] for point in found], numbers(curves[run]), **look(run))
-        if values and max(values) > 10 * min(values):
-            log_scale(axes)
-        token_axis(axes, "perplexity by token")
-
-    return Panel(f"Perplexity over training: {short(text)}", draw)
+def _draw_perplexity(axes: Axes, runs: Runs, text: str) -> None:
+    known = []
+    for run in runs:
+        points = run.result("checkpoints")["points"]
+        curve = [point["perplexity"][text] for point in points]
+        axes.plot([point["tokens"] for point in points], numbers(curve), **look(run))
+        known += [value for value in curve if value is not None]
+    if known and max(known) > 10 * min(known):
+        log_scale(axes)
+    token_axis(axes, "perplexity by token")
 
 
 def _compare_checkpoints(runs: Runs) -> list[Comparison]:
@@ -106,16 +105,12 @@ def training_curve(run: Run) -> tuple[list[float], list[float]]:
     return [part[-1][0] for part in parts], [fmean(loss for _, loss in part) for part in parts]
 
 
-def _training_panels(runs: Runs) -> list[Panel]:
-    curves = {run: training_curve(run) for run in runs}
-
-    def draw(axes: Axes) -> None:
-        for run, (tokens, losses) in curves.items():
-            marker = look(run)["marker"] if len(tokens) < 30 else None
-            axes.plot(tokens, losses, **(look(run) | {"marker": marker}), linewidth=1.4)
-        token_axis(axes, "loss, nats")
-
-    return [Panel("Training loss", draw)]
+def _draw_training(axes: Axes, runs: Runs) -> None:
+    for run in runs:
+        tokens, losses = training_curve(run)
+        marker = look(run)["marker"] if len(tokens) < 30 else None
+        axes.plot(tokens, losses, **(look(run) | {"marker": marker}), linewidth=1.4)
+    token_axis(axes, "loss, nats")
 
 
 TRAINING_LOSS = Figure(
@@ -126,6 +121,6 @@ TRAINING_LOSS = Figure(
     reads="metrics",
     find=_logged,
     lacks="metrics.jsonl with a loss",
-    panels=_training_panels,
+    panels=lambda runs: [Panel("Training loss", partial(_draw_training, runs=runs))],
     compare=beside([paper.TRAINING_LOSS], lambda run: number(training_curve(run)[1][-1])),
 )
