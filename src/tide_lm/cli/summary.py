@@ -13,7 +13,7 @@ def print_summary(what: str, title: str, result: dict[str, Any]) -> None:
     for figure in FIGURES.values():
         if figure.reads != what or figure.missing(runs[0]) or figure.too_few(runs):
             continue
-        rows = [(row.what, row.paper, *row.ours) for row in figure.compare(runs)]
-        print_table(f"{title}: {figure.title}", ["", "the paper", "this model"], rows, numbers=False)
+        if rows := [(row.what, row.paper, *row.ours) for row in figure.compare(runs)]:
+            print_table(f"{title}: {figure.title}", ["", "the paper", "this model"], rows, numbers=False)
         for table in figure.tables(runs):
             print_table(table.caption, table.columns, table.rows, table.numbers)
