@@ -1,9 +1,7 @@
 """`tide-lm bench`: how fast this machine trains, generates, and reads a store."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +9,6 @@ import typer
 from tide_lm.cli.options import AsJson, usage_errors
 from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import tidy_end, working
-from tide_lm.run import files
 from tide_lm.run.provenance import provenance
 from tide_lm.spec.config import Place
 
@@ -33,7 +30,6 @@ DECODED: Columns = {
     "first_token_ms": ("first ms", ".1f"),
     "vram_gb": ("GB", ".2f"),
 }
-Out = Annotated[Path | None, typer.Option(help="A JSON file to write, with versions and machine.")]
 
 
 @app.command("train")
@@ -52,7 +48,6 @@ def train(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also time each PRESET without IDS in a plain compiled loop.")
     ] = False,
-    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Time training: tokens per second, MFU, peak memory and the parts of a step.
@@ -65,7 +60,7 @@ def train(
     with usage_errors():
         for model in wanted:
             shape_of(model)
-    result = _measured(lambda log: measure_all(wanted, batch, sequence, steps, peers, log), out)
+    result = _measured(lambda log: measure_all(wanted, batch, sequence, steps, peers, log))
     if as_json:
         print_json(result)
         return
@@ -111,7 +106,6 @@ def decode(
     counts: Annotated[
         Path | None, typer.Option(help="With --ids: how often each token occurs (.npy).")
     ] = None,
-    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Time generation: ms per token beside reading the weights once, the first token, and memory.
@@ -134,7 +128,7 @@ def decode(
             result["store"] = measure_store(wanted[-1], 64 << 20, *forced)
         return result
 
-    result = _measured(work, out)
+    result = _measured(work)
     if as_json:
         print_json(result)
         return
@@ -160,7 +154,6 @@ def store(
     folder: Annotated[
         Path, typer.Option(help="Where the store is written, and removed: on the disk to time.")
     ] = Path(),
-    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Time reading rows from a cold store, beside a memory map and fio.
@@ -171,7 +164,7 @@ def store(
 
     with usage_errors():
         check(model, bits, tokens)
-    result = _measured(lambda log: measure(model, bits, tokens, rounds, folder, log), out)
+    result = _measured(lambda log: measure(model, bits, tokens, rounds, folder, log))
     if as_json:
         print_json(result)
         return
@@ -180,29 +173,10 @@ def store(
     print_table(f"Rows of {tokens:,} tokens, cold, {read['block']:,} bytes each", ["by", "ms"], rows)
 
 
-def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]], out: Path | None) -> dict[str, Any]:
-    """Do the work, add versions and machine to its result, and write it to `out`."""
-    with usage_errors():
-        _check(out)
+def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
+    """Do the work, and add versions and machine to its result."""
     with tidy_end(), working("Timing") as log:
-        result = work(log) | {"provenance": provenance()}
-    if out is not None:
-        files.write_atomically(out, json.dumps(result, indent=2) + "\n")
-    return result
-
-
-def _check(out: Path | None) -> None:
-    """Check that a result can be written, before the timing."""
-    if out is None:
-        return
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder: name a file in it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise ValueError(f"--out {out} cannot be written ({error.strerror}): choose another") from None
+        return work(log) | {"provenance": provenance()}
 
 
 def _model(run: dict[str, Any]) -> tuple[str, str]:

@@ -1,12 +1,13 @@
 """`tide-lm compress`: what tables in fewer bits and of lower rank cost."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tide_lm.cli import options
-from tide_lm.cli.output import print_json, print_table
+from tide_lm.cli.output import print_json
 from tide_lm.cli.progress import working
+from tide_lm.cli.summary import print_summary
 from tide_lm.run.directory import results_folder
 
 
@@ -41,17 +42,4 @@ def command(
     with working(f"Compressing {model}") as log, options.usage_errors(TextSettingsError):
         result = measure(opened, settings, forms, log)
     typer.echo(f"wrote {opened.write('compression', result)}", err=True)
-    print_json(result) if as_json else _print(model, result)
-
-
-def _print(model: str, result: dict[str, Any]) -> None:
-    from tide_lm.report.figures.compression import changes, rare_change
-    from tide_lm.report.formatting import count, difference, percent
-
-    whole = result["as_trained"]
-    rows = [("as trained", "", *(count(text["perplexity"]) for text in whole.values()), "")]
-    for form in result["forms"]:
-        more = [percent(change, 2) for change in changes(result, form).values()]
-        size, rare = f"{form['relative_bytes']:.1%}", difference(rare_change(result, form))
-        rows.append((form["form"], size, *more, rare))
-    print_table(f"Perplexity of {model}", ["form", "bytes", *whole, "rare tokens, nats"], rows)
+    print_json(result) if as_json else print_summary("compression", model, result)
