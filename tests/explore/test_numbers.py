@@ -140,7 +140,7 @@ def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened):
         best = chances_V.topk(len(predictions))
         assert [share for _, share in predictions] == pytest.approx(best.values.tolist(), abs=1e-6)
         likeliest = int(best.indices[0])
-        assert predictions[0].text == (opened.tokenizer.decode([likeliest]) or f"#{likeliest}")
+        assert predictions[0][0] == (opened.tokenizer.decode([likeliest]) or f"#{likeliest}")
 
 
 def test_a_base_model_has_losses_and_predictions_alone(base):
