@@ -129,11 +129,9 @@ def look(run: Run) -> dict[str, Any]:
 
 def sequence(length: int) -> list[Any]:
     """Return colours from blue to vermilion, for lines in an order; both can be seen on light and on dark."""
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import LinearSegmentedColormap
 
-    first, last = to_rgb(PALETTE[0]), to_rgb(PALETTE[1])
-    shares = [place / max(length - 1, 1) for place in range(length)]
-    return [tuple(a + share * (b - a) for a, b in zip(first, last, strict=True)) for share in shares]
+    return list(LinearSegmentedColormap.from_list("", PALETTE[:2], length)(range(length)))
 
 
 def numbers(values: Values) -> list[float]:
