@@ -16,8 +16,7 @@ else:
 Runs = Sequence[Run]
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One set of axes. `alt` describes it to those who cannot see it, if what is drawn does not."""
 
     title: str
@@ -35,8 +34,7 @@ class Each(NamedTuple):
     shows: Callable[[Run], Any] = lambda run: True
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A number that the paper states, and ours: one for each run, in words."""
 
     what: str
@@ -45,8 +43,7 @@ class Comparison:
     ours: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
