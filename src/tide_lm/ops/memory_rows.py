@@ -99,12 +99,9 @@ class _NormedRows(torch.autograd.Function):
                 alpha_LBTK.append(own_K.expand(*g_value.shape[:2], -1))
         if use_triton(raw_UKD):
             from tide_lm.ops.memory_mix_triton import rows_backward
-
-            d_raw_UKD, d_gain_KD = rows_backward(raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK)
         else:
-            d_raw_UKD, d_gain_KD = rows_backward_reference(
-                raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK
-            )
+            rows_backward = rows_backward_reference
+        d_raw_UKD, d_gain_KD = rows_backward(raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK)
         return d_raw_UKD, d_gain_KD, None, None, None, None, None, None
 
 

@@ -97,7 +97,14 @@ class StoreFile:
         if len(tokens_U) <= _FEW:
             batch.read_each(slice(0, len(tokens_U)))
         elif (reads := self._async_reads()) is not None:
-            self._read_at_once(batch, reads)
+            reads.into = batch.blocks_UB
+            try:
+                batch.read_at_once(reads)
+            except BaseException:
+                del self._own.process
+                reads.close()  # which waits for what is under way
+                raise
+            reads.into = None
         else:
             cuts = np.linspace(0, len(tokens_U), min(THREADS, len(tokens_U)) + 1).astype(int)
             with ThreadPoolExecutor(THREADS) as pool:
@@ -113,16 +120,6 @@ class StoreFile:
                 self._own.reads = AsyncReads(_READS_UNDER_WAY)
             self._own.process = os.getpid()
         return self._own.reads if self.is_async else None
-
-    def _read_at_once(self, batch: "_Batch", reads: AsyncReads) -> None:
-        reads.into = batch.blocks_UB
-        try:
-            batch.read_at_once(reads)
-        except BaseException:
-            del self._own.process
-            reads.close()  # which waits for what is under way
-            raise
-        reads.into = None
 
     def _check(self, tokens_U: np.ndarray, batch: "_Batch") -> None:
         places_U4 = batch.end_U[:, None] + np.arange(4)
