@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -58,32 +59,27 @@ def installed_version(package: str) -> str | None:
 
 def gpu_names() -> list[str]:
     """Return the names of this machine's NVIDIA GPUs."""
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
-    except (OSError, subprocess.CalledProcessError):
-        return []
+    return (_printed_by("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
 
 
 def cpu_name() -> str:
     """Return the processor's name; lscpu knows it even if /proc/cpuinfo does not."""
-    try:
-        listing = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
-        return next(line.split(":", 1)[1].strip() for line in listing.splitlines() if "Model name" in line)
-    except (OSError, subprocess.CalledProcessError, StopIteration):
-        return platform.processor() or platform.machine()
+    found = re.search(r"Model name:\s*(.+)", _printed_by("lscpu") or "")
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
     """Return the commit of the source tree, with `+` if files were changed; None outside of one."""
     here = Path(__file__)
+    git = "git", "-C", str(here.parent)
+    commit, changes = _printed_by(*git, "rev-parse", "HEAD"), _printed_by(*git, "status", "--porcelain")
+    is_tracked = _printed_by(*git, "ls-files", "--error-unmatch", here.name)  # or in another project's tree
+    return commit.strip() + ("+" if changes else "") if commit and is_tracked else None
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
+def _printed_by(*command: str) -> str | None:
+    """Return what a command prints; None if it fails, or is not on this machine."""
     try:
-        git("ls-files", "--error-unmatch", here.name)  # installed inside another project's tree?
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None

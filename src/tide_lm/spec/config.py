@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,15 @@ class ModelConfig:
     eos_token_id: int | list[int] | None = 1
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"):
-            self._check_size(name, least=1)
-        for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
-            self._check_size(name, least=1)
-        self._check_size("num_memory_blocks", least=0)
-        for name in ("tie_word_embeddings", "memory_values", "memory_own_block", "memory_gate"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be true or false")
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            least = 0 if name == "num_memory_blocks" else 1
+            if field.type is int and not (type(value) is int and least <= value <= _LARGEST):
+                raise ValueError(
+                    f"{name} is {value!r:.40}: it must be a whole number from {least} to {_LARGEST:,}"
+                )
+            if field.type is bool and type(value) is not bool:
+                raise ValueError(f"{name} is {value!r}: it must be true or false")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads is {self.num_key_value_heads}: "
@@ -97,13 +98,6 @@ class ModelConfig:
     def mixed_blocks(self) -> int:
         """The number of blocks that one layer's router weighs."""
         return 1 if self.num_memory_blocks and self.memory_own_block else self.num_memory_blocks
-
-    def _check_size(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-            raise ValueError(
-                f"{name} is {value!r:.40}: it must be a whole number from {least} to {_LARGEST:,}"
-            )
 
     def to_transformers(self) -> dict[str, Any]:
         """Return keyword arguments for `TideConfig` or `LlamaConfig`."""
