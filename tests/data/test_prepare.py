@@ -15,7 +15,7 @@ from disk import files_of_at_most
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tide_lm.data import encoding, prepare, tokenizers
+from tide_lm.data import encoding, prepare, sources, tokenizers
 from tide_lm.data.shards import Manifest, TokenSplit
 from tide_lm.run import files
 
@@ -118,12 +118,13 @@ def test_a_text_cannot_spell_a_special_token(tokenizer):
 
 def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tokenizer, monkeypatch):
     monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(sources, "LONG_TEXT", 100)
     draw = np.random.default_rng(1)
     words = draw.choice(WORDS, 3000)
     seams = [" ", "\n", "\n\n", " \n ", "\n  ", "\t\n", ".\r\n", "\n "]
     text = "".join(word + seam for word, seam in zip(words, draw.choice(seams, 3000), strict=True))
     encoder = encoding.Encoder(tokenizer.backend_tokenizer.to_str(), "uint16")
-    pieces = list(encoder.pieces(encoding.lines(text), "train"))
+    pieces = list(encoder.pieces(sources.lines(text), "train"))
     assert {piece.split for piece in pieces} == {"train"}
     assert len(pieces) > 50
     assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
@@ -135,11 +136,12 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tokenizer, monk
 
 def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeypatch):
     monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(sources, "LONG_TEXT", 10)
     backend = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2, "?": 3}, unk_token="?"))
     backend.normalizer = normalizers.Prepend("▁")
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     encoder = encoding.Encoder(backend.to_str(), "uint16")
-    assert len(list(encoder.pieces(encoding.lines("one\ntwo\n three\n" * 9)))) == 1
+    assert len(list(encoder.pieces(sources.lines("one\ntwo\n three\n" * 9)))) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ PIECE_CHARACTERS = 2**17
 
 # Around a line's end where byte-level tokenizers cut anyway: a word follows, after at most one space.
 _CUT = re.compile(r"\S\n ?\S")
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 class Piece(NamedTuple):
@@ -25,11 +24,6 @@ class Piece(NamedTuple):
 
 
 Encoded = list[tuple[Piece, np.ndarray]]
-
-
-def lines(text: str) -> Iterator[str]:
-    """Yield the lines of a long text, and a short one as it is."""
-    return iter([text]) if len(text) <= PIECE_CHARACTERS else (line[0] for line in _LINE.finditer(text))
 
 
 class Encoder:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tide_lm.data import sources, tokenizers
 from tide_lm.data.corpus import SPLITS, Corpus, Tally
-from tide_lm.data.encoding import Encoder, encode_in_order, lines
+from tide_lm.data.encoding import Encoder, encode_in_order
 from tide_lm.data.shards import Manifest, Shard, ShardWriter, smallest_dtype
 from tide_lm.run import files
 
@@ -104,7 +104,7 @@ def write_tokens(
     """Encode with the folder's tokenizer, write each split, and count the training tokens."""
     tokenizer_json = (folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8")
     encoder = Encoder(tokenizer_json, vocabulary.dtype, vocabulary.bos_token_id, vocabulary.eos_token_id)
-    pieces = (piece for text, split in corpus for piece in encoder.pieces(lines(text), split))
+    pieces = (piece for text, split in corpus for piece in encoder.pieces(sources.lines(text), split))
     counts = np.zeros(vocabulary.vocab_size, np.int64)
     written = 0
     for batch in encode_in_order(pieces, encoder):

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from tide_lm.data import builtin
-from tide_lm.data.encoding import lines
 from tide_lm.run.optional import require
 
 Document = tuple[str, str]
+LONG_TEXT = 2**17  # characters
 
 _FORMAT = re.compile(r"\.(?:(?P<plain>txt|jsonl)(?:\.gz|\.xz|\.zst)?|parquet)\Z")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _PARQUET_ROWS = 256
 
 
@@ -52,6 +53,11 @@ def streams(source: str, text_field: str = "text") -> Iterator[Iterator[str]]:
             yield _lines(Path(part.name))
         else:
             yield from (lines(text) for _, text in part.documents())
+
+
+def lines(text: str) -> Iterator[str]:
+    """Yield the lines of a long text, and a short one as it is."""
+    return iter([text]) if len(text) < LONG_TEXT else (line[0] for line in _LINE.finditer(text))
 
 
 def _lines(path: Path) -> Iterator[str]:
