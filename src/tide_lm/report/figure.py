@@ -17,7 +17,7 @@ Runs = Sequence[Run]
 
 
 class Panel(NamedTuple):
-    """One set of axes. `alt` describes it to those who cannot see it, if what is drawn does not."""
+    """One set of axes. `alt` describes it to those who cannot see it; "" leaves that to what is drawn."""
 
     title: str
     draw: Callable[[Axes], Any]
@@ -26,7 +26,7 @@ class Panel(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A panel of one run: `draw` is given the axes and the run, of which `shows` says if it has anything."""
+    """A panel of one run: `draw` is given the axes and the run, if `shows` finds something to draw."""
 
     title: str
     draw: Callable[..., Any]  # axes, run
