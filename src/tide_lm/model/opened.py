@@ -302,16 +302,14 @@ def _frequencies(
 ) -> FrequencyBins | None:
     """Return the frequencies of prepared data or of a file of counts, or those in a packed model's store."""
     if counts is not None:
-        is_prepared = counts.is_dir()
-        if is_prepared and Manifest.read(counts).tokenizer_sha256 != tokenizers.fingerprint(tokenizer):
+        if not counts.is_dir():
+            found = FrequencyBins.from_counts_file(counts, tokenizer)
+        elif Manifest.read(counts).tokenizer_sha256 == tokenizers.fingerprint(tokenizer):
+            found = FrequencyBins.from_prepared(counts)
+        else:
             raise ValueError(
                 f"{counts} was prepared with another tokenizer than the model's: count with the model's"
             )
-        found = (
-            FrequencyBins.from_prepared(counts)
-            if is_prepared
-            else FrequencyBins.from_counts_file(counts, tokenizer)
-        )
         return found.extended(config.get_text_config().vocab_size)
     if not isinstance(config, TideConfig) or config.memory_store is None:
         return None
