@@ -6,7 +6,6 @@ import typer
 
 from tide_lm.cli.options import AsJson
 from tide_lm.cli.output import print_json, print_table
-from tide_lm.run.doctor import examine
 
 
 def command(as_json: AsJson = False) -> None:
@@ -14,6 +13,8 @@ def command(as_json: AsJson = False) -> None:
 
     Example: tide-lm doctor --json
     """
+    from tide_lm.run.doctor import examine
+
     report = examine()
     print_json(report) if as_json else _print(report)
     if report["problems"]:
