@@ -209,7 +209,8 @@ def test_killed_at_work_the_same_call_goes_on(tmp_path, tokenizer):
     child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     encoded, deadline = tmp_path / "out.work" / "encoded", time.monotonic() + 600
     while not (
-        (encoded / "00000").exists() and any(file.stat().st_size for file in encoded.glob(".*/train.bin"))
+        (encoded / "00000").exists()
+        and any(file.stat().st_size for file in encoded.glob(".*/train-00000.bin"))
     ):
         assert child.poll() is None
         assert time.monotonic() < deadline
