@@ -48,10 +48,6 @@ class Form:
         how = "" if self.blocks == "even" else ", joint"
         return f"{self.bits} bits, rank {self.rank:g}{how}"
 
-    def size(self, blocks: int, hidden: int) -> int:
-        """Return how many numbers a row has, or with even blocks each of its blocks."""
-        return max(1, math.ceil(self.rank * (hidden if self.blocks == "even" else blocks * hidden)))
-
 
 def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:
     """Yield what layers receive, U x K x D, in the order of tokens: with norm and gain, in float32."""
@@ -92,7 +88,7 @@ class Encoder:
             known = {} if known is None else known
             if form.blocks not in known:
                 known[form.blocks] = self._directions()
-            size = form.size(K, D)
+            size = max(1, math.ceil(form.rank * (D if form.blocks == "even" else K * D)))
             kept = [vectors[:, -size:].flip(1).T for vectors in known[form.blocks]]
             self.ranks, self._basis = (size,) * len(kept), torch.cat(kept).float()
         sections = self.sections

@@ -96,7 +96,7 @@ TASKS = {  # in the order of the paper's columns
 
 
 def check(source: str | Path, tasks: Sequence[str] = tuple(TASKS)) -> list[str]:
-    """Return tasks in the order of the paper's columns; their names must be known and their records there."""
+    """Check that tasks are known and have records; return them in the order of the paper's columns."""
     for name in tasks:
         if name not in TASKS:
             raise ValueError(f"unknown task {name!r}: choose from {', '.join(TASKS)}")
