@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tide_lm.data.sources import json_lines
 from tide_lm.run.optional import require
 
 HUB = "hub"
@@ -122,8 +123,6 @@ def read_items(source: str | Path, name: str, limit: int | None = None) -> tuple
 
 def _records(source: str | Path, name: str) -> tuple[str, Iterator[tuple[str, Any]]]:
     """Return a split and its records, each with the place that it is from; nothing is read as yet."""
-    from tide_lm.data.sources import json_lines  # imports numpy, and the names of tasks are read without
-
     splits, folder = TASKS[name].splits, Path(source)
     if source == HUB:
         load = require("datasets", "the benchmarks of the Hub").load_dataset
