@@ -306,18 +306,19 @@ def test_errors_name_the_model_of_the_hub_and_not_its_place_here(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "told"),
     [
-        (["--strip", "--memory-blocks", "4"], 2, "--memory-blocks"),
-        (["--anyway"], 2, "goes with --strip"),
-        (["--memory-blocks", "0"], 2, "greater than or equal to 1"),
-        (["--memory-value-scale", "nan"], 1, "cannot have this memory: memory_value_scale is nan"),
+        (["--strip", "--memory-blocks", "4"], "--memory-blocks"),
+        (["--anyway"], "goes with --strip"),
+        (["--memory-blocks", "0"], "greater than or equal to 1"),
+        (["--memory-value-scale", "nan"], "--memory-value-scale is nan"),
+        (["--memory-value-scale", "0"], "--memory-value-scale is 0"),
     ],
 )
-def test_wrong_calls_are_told(tmp_path, arguments, status, told):
+def test_wrong_calls_are_told(tmp_path, arguments, told):
     llama().save_pretrained(tmp_path / "llama")
     done = tide_lm("upcycle", tmp_path / "llama", "--out", tmp_path / "tide", *arguments)
-    assert done.returncode == status
+    assert done.returncode == 2
     assert told in done.said
     assert not (tmp_path / "tide").exists()
 

@@ -1,5 +1,6 @@
 """`tide-lm upcycle`: a Llama's folder in, a TIDE model that computes the same out; and back."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,10 @@ def command(
         refuse_others(context, {"model", "out", "strip", "anyway", "as_json"}, "--strip")
     elif anyway:
         raise typer.BadParameter("--anyway goes with --strip, which is not given")
+    if not 0 < memory_value_scale < math.inf:
+        raise typer.BadParameter(
+            f"--memory-value-scale is {memory_value_scale}: give a number above 0, or --no-memory-values"
+        )
     files.check_free(out)
     check_exists(model)
     from tide_lm.interop import upcycle
