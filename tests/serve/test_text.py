@@ -49,10 +49,8 @@ def test_transformers_draws_from_all_tokens_unless_it_is_told_otherwise(
     tiny_model, monkeypatch, sampling, drawn
 ):
     model, given = tiny_model(), {}
-    monkeypatch.setattr(
-        model, "generate", lambda ids, **named: given.update(named) or torch.tensor([[5, 6, 7]])
-    )
-    assert generate_plainly(model, [5, 6], 9, sampling, frozenset([1])) == [7]
+    monkeypatch.setattr(model, "generate", lambda ids, **named: given.update(named))
+    generate_plainly(model, [5, 6], 9, sampling, frozenset([1]), lambda token: None)
     assert given["max_new_tokens"] == 9
     assert {
         name: given[name] for name in given if name in ("do_sample", "temperature", "top_k", "top_p")
@@ -70,10 +68,13 @@ def test_the_model_of_the_caller_stays_as_it_was(tiny_model, tokenizer, sampling
         assert torch.equal(parameter, before[name])
 
 
-def test_a_model_that_is_no_llama_generates_too(tokenizer):
+def test_the_text_of_a_model_that_is_no_llama_comes_token_by_token(tokenizer):
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2)).eval()
-    heard = []
+    heard, steps = [], []
+    model.register_forward_hook(lambda *_: steps.append(len(heard)))
     (text,) = generate(model, tokenizer, ["every layer"], 5, None, lambda *given: heard.append(given))
     assert "".join(part for _, part, _ in heard) == str(text)
-    assert heard[-1][2]
+    assert [ended for *_, ended in heard] == [False] * len(text.ids) + [True]
+    assert steps == list(range(len(text.ids)))  # each token is told before the next step
+    assert len(steps) > 1

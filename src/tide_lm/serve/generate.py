@@ -1,6 +1,7 @@
 """Texts that go on from prompts: by the engine, or by transformers for models that are no Llamas."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,8 +39,7 @@ def generate(
 
     if not fits_engine(model):
         for number, given in enumerate(ids):
-            for new in generate_plainly(model, given, max_new_tokens, sampling, stop):
-                put(number, new)
+            generate_plainly(model, given, max_new_tokens, sampling, stop, partial(put, number))
             end(number)
         return texts
     longest = min(max(map(len, ids)) + max_new_tokens, model.config.max_position_embeddings)

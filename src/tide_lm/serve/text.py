@@ -1,9 +1,11 @@
 """Convert between text and tokens: prompts, the tokens that end a text, and text as it grows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
 from tide_lm.serve.sampling import Sampling
 
@@ -49,14 +51,30 @@ class Text:
         return new
 
 
+class _Streamer(BaseStreamer):
+    """Calls `on_token` with each token after the prompt."""
+
+    def __init__(self, on_token: Callable[[int], None]) -> None:
+        self._on_token, self._is_prompt = on_token, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._is_prompt:
+            self._on_token(int(value))
+        self._is_prompt = False
+
+    def end(self) -> None:
+        pass
+
+
 def generate_plainly(
     model: PreTrainedModel,
     prompt: list[int],
     max_new_tokens: int,
     sampling: Sampling,
     stop: frozenset[int],
-) -> list[int]:
-    """Generate with transformers, for models that the engine does not take; return the new tokens."""
+    on_token: Callable[[int], None],
+) -> None:
+    """Generate with transformers, for models that the engine does not take; `on_token` gets each token."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and len(prompt) + max_new_tokens > longest:
         raise ValueError(
@@ -70,12 +88,12 @@ def generate_plainly(
         if sampling.seed is not None:
             torch.manual_seed(int(sampling.seed))
     ids_BT = torch.tensor([prompt], device=model.device)
-    out_BT = model.generate(
+    model.generate(
         ids_BT,
         attention_mask=torch.ones_like(ids_BT),
         max_new_tokens=max_new_tokens,
         eos_token_id=sorted(stop) or None,
         pad_token_id=next(iter(sorted(stop)), 0),
+        streamer=_Streamer(on_token),
         **drawn,
     )
-    return out_BT[0, len(prompt) :].tolist()
