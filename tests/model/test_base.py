@@ -73,3 +73,12 @@ def test_all_positions_or_the_last_ones_get_logits(tiny_model, token_ids):
     everything = base(token_ids).logits
     assert torch.equal(base(token_ids, logits_to_keep=2).logits, everything[:, -2:])
     assert torch.equal(base(token_ids, logits_to_keep=torch.tensor([1, 4])).logits, everything[:, [1, 4]])
+
+
+def test_the_decoder_takes_what_llamas_takes_in_its_order(tiny_model, token_ids):
+    base = tiny_model(num_memory_blocks=0)
+    llama, places = llama_with_the_weights_of(base), torch.arange(token_ids.shape[1])[None] + 3
+    given = token_ids, torch.ones_like(token_ids), places, None, None
+    ours, theirs = base.model(*given, True), llama.model(*given, use_cache=True)  # as its decorators want
+    assert torch.equal(ours.last_hidden_state, theirs.last_hidden_state)
+    assert ours.past_key_values is not None

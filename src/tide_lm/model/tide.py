@@ -174,8 +174,11 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        *,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        *,
         memory: Memory | None = None,
         drop_memory_layers: Sequence[int] | None = None,
         output_router_weights: bool | None = None,
@@ -192,7 +195,13 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         if self.memory is not None:
             kwargs |= {"memory": self.memory_for(input_ids, memory), "drop_memory_layers": dropped}
         return super().forward(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
         )
 
     def memory_for(self, input_ids: torch.Tensor | None, memory: Memory | None = None) -> Memory:
