@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -276,6 +277,18 @@ def test_what_cannot_be_upcycled_is_refused_and_leaves_nothing(tmp_path, what, t
         check_weights(tmp_path / "llama")
 
 
+def test_a_missing_file_of_several_is_told(tmp_path):
+    llama().save_pretrained(tmp_path / "llama", max_shard_size="20KB")
+    missing = sorted((tmp_path / "llama").glob("model-*.safetensors"))[1]
+    missing.unlink()
+    told = (
+        rf"^{re.escape(str(missing))}, which model.safetensors.index.json names, is not there: copy it again"
+    )
+    with pytest.raises(ValueError, match=told):
+        upcycled(tmp_path / "llama", tmp_path / "tide")
+    assert not (tmp_path / "tide").exists()
+
+
 def test_a_memory_that_cannot_be_is_told(tmp_path):
     llama().save_pretrained(tmp_path / "llama")
     with pytest.raises(ValueError, match=r"num_memory_blocks is 8.*lower"):
@@ -313,6 +326,7 @@ def test_errors_name_the_model_of_the_hub_and_not_its_place_here(tmp_path, monke
         (["--memory-blocks", "0"], "greater than or equal to 1"),
         (["--memory-value-scale", "nan"], "--memory-value-scale is nan"),
         (["--memory-value-scale", "0"], "--memory-value-scale is 0"),
+        (["--memory-value-scale", "-1"], "--memory-value-scale is -1"),
     ],
 )
 def test_wrong_calls_are_told(tmp_path, arguments, told):

@@ -135,6 +135,7 @@ def test_foreign_keys_pass_as_in_transformers():
         ("memory_gain_init", float("nan")),
         ("memory_values", 1),
         ("memory_value_scale", float("inf")),
+        ("memory_value_scale", -1),
         ("memory_own_block", "yes"),
         ("memory_gate", 1),
     ],

@@ -90,6 +90,8 @@ class TideConfig(LlamaConfig):
         for name in ("memory_gain_init", "memory_value_scale"):
             if not math.isfinite(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value}: it must be a finite number")
+        if self.memory_value_scale < 0:
+            raise ValueError(f"memory_value_scale is {self.memory_value_scale}: it must be 0 or more")
         if self.memory_gate and self.num_memory_blocks and not self.memory_gain_init:
             raise ValueError(
                 "memory_gain_init is 0, and with memory_gate nothing would be learned: set it to 0.1, say"

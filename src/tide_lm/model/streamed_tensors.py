@@ -78,15 +78,15 @@ def _pieces(path: Path, name: str) -> Iterator[torch.Tensor]:
 def weight_files(model: str | Path, variant: str | None = None, **of_hub: Any) -> list[Path]:
     """Return the files of a model that transformers would read, in a folder here or from the Hub."""
 
-    def find(name: str, **options: Any) -> str | None:
-        return cached_file(str(model), name, **options, **of_hub)
+    def find(name: str) -> str | None:
+        return cached_file(str(model), name, _raise_exceptions_for_missing_entries=False, **of_hub)
 
     weights, index = (
         f".{variant}.".join(name.rsplit(".", 1)) if variant else name for name in (WEIGHTS, INDEX)
     )
-    if whole := find(weights, _raise_exceptions_for_missing_entries=False):
+    if whole := find(weights):
         return [Path(whole)]
-    if (found := find(index, _raise_exceptions_for_missing_entries=False)) is None:
+    if (found := find(index)) is None:
         raise ValueError(
             f"{model} has no {WEIGHTS}: weights in other forms are not read, since they may run code; save "
             "the model with transformers' save_pretrained first"
@@ -96,4 +96,10 @@ def weight_files(model: str | Path, variant: str | None = None, **of_hub: Any) -
         names = sorted({Path(name).name for name in places.values()})
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ValueError(f"{found} cannot be read: copy it again") from None
-    return [Path(str(find(name))) for name in names]
+    paths = []
+    for name in names:
+        if (path := find(name)) is None:
+            place = Path(found)
+            raise ValueError(f"{place.parent / name}, which {place.name} names, is not there: copy it again")
+        paths.append(Path(path))
+    return paths
