@@ -545,18 +545,29 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
     def write(file) -> None:
         monkeypatch.setattr(sys, "stderr", file)
         with progress.training_progress(STEPS) as (tell, advance):
-            tell("step 1/24  [red]1,234 tokens/s")
+            tell("step 1/24  [red]1,234 tokens/s :cat:")
             advance(STEPS)
         monkeypatch.undo()
 
     text = shown_on_a_terminal(write)
     assert "━" in text
     assert f"{STEPS}/{STEPS}" in text
-    assert "[red]1,234 tokens/s" in text
+    assert "[red]1,234 tokens/s :cat:" in text
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes no terminal of a file
     with progress.training_progress(STEPS) as (tell, advance):
-        tell("step 1/24")
+        tell("step 1/24 :cat:")
         advance(STEPS)
-    assert capsys.readouterr().err == "step 1/24\n"
+    assert capsys.readouterr().err == "step 1/24 :cat:\n"
+
+
+def test_bytes_that_are_written_are_told_in_lines_elsewhere(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with progress.writing_progress() as begin:
+        advance = begin(3 * 10**9)
+        advance(10**9)
+        advance(2 * 10**9)
+    said = "Writing ...", "Writing: 1.0 of 3.0 GB", "Writing: 3.0 of 3.0 GB"
+    assert capsys.readouterr().err.splitlines() == list(said)
 
 
 @pytest.mark.slow

@@ -52,15 +52,28 @@ def writing_progress() -> Iterator[Callable[[int], Callable[[int], None]]]:
     """Give `begin(total)`, which gives `advance(count)`, both of bytes."""
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
+    if not sys.stderr.isatty():
+        with working("Writing") as log:
+            yield lambda total: _advance_in_lines(log, total)
+        return
     with _bar("Writing", BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bar:
-        if bar.disable:
-            typer.echo("Writing ...", err=True)
 
         def begin(total: int) -> Callable[[int], None]:
             task = bar.add_task("", total=total)
             return lambda count: bar.advance(task, count)
 
         yield begin
+
+
+def _advance_in_lines(log: Callable[[str], None], total: int) -> Callable[[int], None]:
+    written = 0
+
+    def advance(count: int) -> None:
+        nonlocal written
+        written += count
+        log(f"{written / 1e9:,.1f} of {total / 1e9:,.1f} GB")
+
+    return advance
 
 
 @contextmanager
@@ -72,21 +85,20 @@ def training_progress(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # its own, for the files of an export
-    if not shown:
-        yield lambda line: None, lambda step: None
+    if not shown or not sys.stderr.isatty():
+        yield lambda line: typer.echo(line, err=True) if shown else None, lambda step: None
         return
     with _bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=steps)
         yield (
-            lambda line: bar.console.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda line: bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True),
             lambda step: bar.update(task, completed=step),
         )
 
 
 def _bar(*columns: Any) -> "Progress":
-    """Return a bar, which only a terminal shows."""
+    """Return a bar for a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(*columns, console=Console(stderr=True), transient=True)
