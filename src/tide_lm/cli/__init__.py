@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from itertools import chain
 
 import typer
 
@@ -17,8 +18,8 @@ COMMANDS = {  # each a file of this folder, under a heading of the help
 }
 
 
-def commands() -> typer.Typer:
-    """Return an app of all commands."""
+def commands(only: str | None = None) -> typer.Typer:
+    """Return an app of all commands, or of one, which spares the imports of the others."""
     app = typer.Typer(
         name="tide-lm",
         help="TIDE language models: every layer knows the token beneath the context.",
@@ -29,6 +30,8 @@ def commands() -> typer.Typer:
     app.callback(invoke_without_command=True)(_version)
     for heading, names in COMMANDS.items():
         for name in names:
+            if only not in (None, name):
+                continue
             module = importlib.import_module(f"tide_lm.cli.{name}")
             if name == "bench":  # which has commands of its own
                 app.add_typer(module.app, name=name, rich_help_panel=heading)
@@ -52,7 +55,8 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # the bars of other libraries are for terminals
     try:
-        commands()()
+        called = "".join(sys.argv[1:2])
+        commands(called if called in chain(*COMMANDS.values()) else None)()
     except (ValueError, OSError) as error:
         defer_to_first()
         typer.echo(f"error: {error}", err=True)
