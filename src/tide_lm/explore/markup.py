@@ -6,8 +6,9 @@ All shades have one colour that everybody can tell from the page, or two that di
 import html
 import re
 import unicodedata
+from collections.abc import Callable
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from markupsafe import Markup
@@ -74,22 +75,35 @@ def _visible(character: str) -> str:
 
 def tokens(text: ReadText, colour: Colour, chosen: int | None = None) -> str:
     """Return a button for each token that has been read."""
-    return part("tokens", text=text, shade=partial(_shade, colour=colour), facts=facts, chosen=chosen)
+    return part("tokens", text=text, shade=_SHADES[colour], facts=facts, chosen=chosen)
 
 
-def _shade(text: ReadText, place: int, colour: Colour) -> float:
-    """Return how dark a token is, at most 1; below 0 it has the other of two colours."""
-    loss, decile = text.losses[place], text.deciles[place]
-    other = text.base_losses[place] if text.base_losses else None
-    if colour is Colour.loss and loss is not None:
-        return min(loss / DARKEST_LOSS, 1.0)
-    if colour is Colour.decile and decile is not None:
-        return (10 - decile) / 10
-    if colour is Colour.gain and loss is not None and other is not None:
-        return max(-1.0, min((other - loss) / DARKEST_GAIN, 1.0))
-    return (colour is Colour.on_memory and text.on_memory[place]) or 0.0
+def _loss(text: ReadText, place: int) -> float:
+    loss = text.losses[place]
+    return 0.0 if loss is None else min(loss / DARKEST_LOSS, 1.0)
 
 
+def _decile(text: ReadText, place: int) -> float:
+    decile = text.deciles[place]
+    return 0.0 if decile is None else (10 - decile) / 10
+
+
+def _on_memory(text: ReadText, place: int) -> float:
+    return text.on_memory[place] or 0.0
+
+
+def _gain(text: ReadText, place: int) -> float:
+    loss, other = text.losses[place], text.base_losses[place] if text.base_losses else None
+    return 0.0 if loss is None or other is None else max(-1.0, min((other - loss) / DARKEST_GAIN, 1.0))
+
+
+# How dark a token is, at most 1; below 0 it has the other of two colours.
+_SHADES: dict[Colour, Callable[[ReadText, int], float]] = {
+    Colour.loss: _loss,
+    Colour.decile: _decile,
+    Colour.on_memory: _on_memory,
+    Colour.gain: _gain,
+}
 LEGENDS = {
     Colour.loss: f"The darker, the higher the loss of the token, up to {DARKEST_LOSS:g} nats.",
     Colour.decile: "The darker, the rarer the token: deciles 9, the commonest, to 0. Those without a letter "

@@ -77,9 +77,8 @@ def _showing_errors(function: Callable) -> Callable:
     return answers if inspect.isgeneratorfunction(function) else shown()(function)
 
 
-_AT_ONCE: dict[str, Any] = {
-    "trigger_mode": "multiple"
-}  # even if the visitor's last question is being answered
+# Answer a question even if the visitor's last one is being answered.
+_AT_ONCE: dict[str, Any] = {"trigger_mode": "multiple"}
 
 
 def build(explorer: Explorer) -> "Blocks":

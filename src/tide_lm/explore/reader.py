@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -178,15 +178,15 @@ class Reader:
                 model = self.opened.model
                 return Detail([], [], [], {"predicted": self._likeliest(_last_logits(model, ids_T))})
             model = self.opened.model_with_memory
-            weights_LS, added_L, state_L, logits_V = shares(model, ids_T)
-            layers = list(range(len(added_L)))
+            found = shares(model, ids_T)
+            layers = list(range(len(found.added_L)))
             predictions = {
-                "with memory": logits_V,
+                "with memory": found.logits_V,
                 "without it": _last_logits(model, ids_T, drop_memory_layers=layers),
                 f"without it in layer {layer}": _last_logits(model, ids_T, drop_memory_layers=[layer]),
             }
             likeliest = {name: self._likeliest(logits_V) for name, logits_V in predictions.items()}
-        return Detail(weights_LS.tolist(), added_L.tolist(), state_L.tolist(), likeliest)
+        return Detail(found.weights_LS.tolist(), found.added_L.tolist(), found.state_L.tolist(), likeliest)
 
     def _likeliest(self, logits_V: torch.Tensor) -> list[tuple[str, float]]:
         best = logits_V.float().softmax(-1).topk(min(PREDICTIONS, len(logits_V)))
@@ -196,12 +196,20 @@ class Reader:
         return list(zip(named, chances, strict=True))
 
 
-def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return weights_LS of routers, added_L and state_L for the last token, and the logits_V of the next.
+class Shares(NamedTuple):
+    """The shares of memory and of the state in the last token, by layer, and the logits of the next.
 
-    By layer, these are the norms of what memory adds to the state, and of the state without it. What joins
-    attention's values is not counted.
+    `added_L` is the norm of what memory adds to the state, `state_L` that of the state without it.
     """
+
+    weights_LS: torch.Tensor
+    added_L: torch.Tensor
+    state_L: torch.Tensor
+    logits_V: torch.Tensor
+
+
+def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
+    """Return the shares of memory in the last token; what joins attention's values is not counted."""
     ids_BT = ids_T[None].to(model.device)
     memory = model.model.memory_for(ids_BT)
     gates: list[torch.Tensor] = []
@@ -221,7 +229,7 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> tuple[torch.Tensor, .
     added_LD = torch.stack(gates).float() if gates else weights_LS[:, :-1] @ memory.rows_UKD[last].float()
     state_LD = torch.stack([state_BTD[0, -1].float() for state_BTD in states])
     added_L, state_L = (torch.linalg.vector_norm(rows, dim=-1) for rows in (added_LD, state_LD - added_LD))
-    return weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1])
+    return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))
 
 
 def _finite(losses: list[float], opened: OpenedModel) -> list[float]:
