@@ -9,7 +9,9 @@ import pytest
 import torch
 from command import result_of, tide_lm
 
+from tide_lm.cli import output, summary
 from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.formatting import NOT_MEASURED
 from tide_lm.report.results import open_runs
 
 TEXT = "every layer knows the token beneath the context. " * 20
@@ -108,19 +110,38 @@ def test_all_checkpoints_say_how_far_they_are_and_which_are_damaged(run, tmp_pat
         "footprint",
     ],
 )
-def test_analyze_writes_its_result_and_shows_it(run, tmp_path, what):
+def test_analyze_writes_its_result_and_shows_it(run, tmp_path, monkeypatch, what):
+    printed = []
+
+    def print_table(title, columns, rows, numbers=True):
+        printed.extend(rows)
+        output.print_table(title, columns, rows, numbers)
+
+    monkeypatch.setattr(summary, "print_table", print_table)
     (tmp_path / "short.txt").write_text(TEXT)
     of = ["--text", tmp_path / "short.txt"] if what == "layer-drop" else []  # which reads it six times
     done = tide_lm("analyze", what, run, *of)
     assert f"{what}of{run}" in "".join(done.stdout.split())
     assert "the paper" in done.stdout
     for row in FIGURES[what].compare(open_runs([run])):
-        for said in (row.what, row.paper, *row.ours):
-            assert said.split()[0] in done.stdout
+        if row.ours != [NOT_MEASURED]:
+            assert (row.what, row.paper, *row.ours) in printed
+    for row in printed:
+        assert all(part in done.stdout for cell in row for part in cell.split())
     written = json.loads((run / "results" / f"{what}.json").read_text())
     assert written["provenance"]["versions"]["torch"]
     result = result_of("analyze", what, run, *of)[str(run)]
     assert {key: written[key] for key in result} == result
+
+
+def test_an_analysis_with_nothing_to_show_says_why(run, monkeypatch):
+    def found(what, *_):
+        return {"categories": {"numbers": {"pairs": [], "skipped": [["one", "two"]]}}, "delta": 0.1}
+
+    monkeypatch.setattr("tide_lm.cli.analyze.analyze", found)
+    done = tide_lm("analyze", "collapse", run)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "take a model with a larger vocabulary" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["updates", "gradients", "footprint"])

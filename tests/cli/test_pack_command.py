@@ -193,5 +193,8 @@ def test_compress_measures_forms_and_shows_them(trained, text, tmp_path):
     assert shown.returncode == 2
     assert "'4 bits, rank 3' is no form of tables: choose from '16 bits', '8 bits'" in shown.said
     shown = tide_lm("compress", *options, "--form", "4 bits").stdout
+    (trained_as,) = (text["perplexity"] for text in found["as_trained"].values())
+    assert f"{trained_as:,.3f}" in shown
+    assert "not measured" not in shown
     assert "4 bits" in shown
     assert "rare tokens" in shown

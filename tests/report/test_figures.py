@@ -180,7 +180,9 @@ def test_a_panel_says_in_words_what_is_drawn(two_runs):
         "GB over memory blocks K; VRAM, 8 bits from 1 to 1; tables on SSD, 4 bits from 0 to 9.6"
     )
     assert said("layer-drop").endswith("layer whose memory is taken out; wiki from 2e+03 to 1")
-    assert said("norms", 1).endswith("; rare (10 tokens); common (10 tokens)")
+    assert said("norms", 1).endswith("; mean L2 norm of the rows of E; rare 0.600; common 0.600")
+    assert "; rare from " in said("neighbours")
+    assert re.search(r"; tide [\d.]+$", said("benchmarks"))
 
 
 def test_panels_on_one_page_share_no_id(two_runs):
@@ -218,12 +220,18 @@ def test_what_else_a_figure_may_lack(plant, tmp_path):
     (path / "results" / "gradients.json").write_text("{}")
     (run,) = open_runs([path])
     assert "no loss by decile" in FIGURES["loss-by-decile"].missing(run)
+    (path / "config.json").unlink()  # as of a model from elsewhere
+    cure = f"tide-lm evaluate MODEL --run {path} --counts DATA --text FILE"
+    assert cure in FIGURES["loss-by-decile"].missing(open_runs([path])[0])
     assert "no metrics.jsonl" in FIGURES["training-loss"].missing(run)
     assert "gradients.json is damaged (gradients has no 'embedding_input')" in FIGURES["gradients"].missing(
         run
     )
     with pytest.raises(MissingError, match=r"1 is given.*at least 2"):
         FIGURES["separation"].demand([run])
+    for category in run.result("collapse")["categories"].values():
+        category["pairs"] = []
+    assert "take a model with a larger vocabulary" in FIGURES["collapse"].missing(run)
 
 
 def test_deciles_and_rows_may_be_empty(plant, tmp_path):

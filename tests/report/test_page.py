@@ -125,6 +125,15 @@ def test_what_is_missing_is_said_with_its_command(plant, tmp_path):
     assert 'id="loss"' not in page
 
 
+def test_what_is_damaged_is_said_on_the_page_once(plant, tmp_path):
+    run = plant(tmp_path / "x", only=("distances", "updates"))
+    for name in ("updates", "demo"):
+        (run / "results" / f"{name}.json").write_text("{")
+    page = write_report([run], tmp_path / "page.html").read_text()
+    for name in ("updates", "demo"):
+        assert page.count(f"results/{name}.json is damaged") == 1
+
+
 def test_a_run_with_little_has_a_page_too(tmp_path):
     (tmp_path / "little").mkdir()
     (tmp_path / "little" / "metrics.jsonl").touch()

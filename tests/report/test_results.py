@@ -118,6 +118,15 @@ def test_a_result_that_lacks_what_a_figure_draws_names_the_part_and_the_command(
         assert f"make it again with `{run.maker(what)}`" in said
 
 
+def test_a_damaged_file_is_not_made_again_by_a_command_that_does_not_exist(plant, tmp_path):
+    path = plant(tmp_path / "x")
+    for name in ("demo", "routing-00000100"):
+        (path / "results" / f"{name}.json").write_text("{")
+    (run,) = open_runs([path])
+    assert run.damaged["demo"].endswith(f"remove it, or make it again with `tide-lm demo --run {path}`")
+    assert run.damaged["routing-00000100"].endswith("): remove it")
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"step": 1, "tokens": "x"}'])
 def test_broken_metrics_are_named_and_left_out(line, plant, tmp_path):
     path = plant(tmp_path / "x")

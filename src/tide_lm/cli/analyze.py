@@ -75,7 +75,7 @@ def command(
             found[model] = analyze(what, opened, settings, log)
         opened.write(what.value, found[model])
         if not as_json:
-            print_summary(what.value, f"{what} of {model}", found[model])
+            print_summary(what.value, model, found[model], opened.run)
         if memory is not None:
             options.print_reads(opened)
         typer.echo(f"results in {opened.run / 'results'}", err=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli import options
-from tide_lm.cli.output import print_json
+from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.cli.summary import print_summary
 from tide_lm.run.directory import results_folder
@@ -42,4 +42,9 @@ def command(
     with working(f"Compressing {model}") as log, options.usage_errors(TextSettingsError):
         result = measure(opened, settings, forms, log)
     typer.echo(f"wrote {opened.write('compression', result)}", err=True)
-    print_json(result) if as_json else print_summary("compression", model, result)
+    if as_json:
+        print_json(result)
+        return
+    rows = [(name, number(text["perplexity"])) for name, text in result["as_trained"].items()]
+    print_table(f"{model}: its tables as trained", ["text", "perplexity"], rows)
+    print_summary("compression", model, result, opened.run)

@@ -3,17 +3,28 @@
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from tide_lm.cli.output import print_table
 from tide_lm.report.catalogue import FIGURES
+from tide_lm.report.formatting import NOT_MEASURED
 from tide_lm.report.results import Run
 
 
-def print_summary(what: str, title: str, result: dict[str, Any]) -> None:
-    runs = [Run(Path(), title, 0, {what: result}, [], None)]
-    for figure in FIGURES.values():
-        if figure.reads != what or figure.missing(runs[0]) or figure.too_few(runs):
+def print_summary(what: str, model: str, result: dict[str, Any], folder: Path) -> None:
+    """Print the tables of a result and what the paper states of it, or say why there is nothing."""
+    run = Run(folder, model, 0, {what: {"subject": {"model": model}, **result}}, [], None)
+    figures = [figure for figure in FIGURES.values() if figure.reads == what and figure.at_least == 1]
+    reasons = [figure.missing(run) for figure in figures]
+    for figure, reason in zip(figures, reasons, strict=True):
+        if reason:
             continue
-        if rows := [(row.what, row.paper, *row.ours) for row in figure.compare(runs)]:
-            print_table(f"{title}: {figure.title}", ["", "the paper", "this model"], rows, numbers=False)
-        for table in figure.tables(runs):
+        for table in figure.tables([run]):
             print_table(table.caption, table.columns, table.rows, table.numbers)
+        rows = [(row.what, row.paper, *row.ours) for row in figure.compare([run])]
+        if measured := [row for row in rows if row[-1] != NOT_MEASURED]:
+            print_table(
+                f"{what} of {model}: {figure.title}", ["", "the paper", "this model"], measured, numbers=False
+            )
+    if None not in reasons:
+        typer.echo("\n".join(filter(None, reasons)), err=True)

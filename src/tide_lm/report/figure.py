@@ -26,12 +26,16 @@ class Panel(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A panel of one run: `draw` is given the axes and the run, if `shows` finds something to draw."""
+    """A panel of one run: `draw` is given the axes and the run, if `shows` finds something to draw.
+
+    `numbers` are said to those who cannot see it, where words cannot be found for what is drawn.
+    """
 
     title: str
     draw: Callable[..., Any]  # axes, run
     height: float = 3.2
     shows: Callable[[Run], Any] = lambda run: True
+    numbers: Callable[[Run], str] | None = None
 
 
 class Comparison(NamedTuple):
@@ -64,12 +68,13 @@ def beside(
 
 def of_each(*panels: Each) -> Callable[[Runs], list[Panel]]:
     """Draw these panels of each run."""
-    return lambda runs: [
-        Panel(f"{one.title}: {short(run.name)}", partial(one.draw, run=run), one.height)
-        for run in runs
-        for one in panels
-        if one.shows(run)
-    ]
+
+    def panel(one: Each, run: Run) -> Panel:
+        title = f"{one.title}: {short(run.name)}"
+        alt = f"{title}; {one.numbers(run)}" if one.numbers else ""
+        return Panel(title, partial(one.draw, run=run), one.height, alt)
+
+    return lambda runs: [panel(one, run) for run in runs for one in panels if one.shows(run)]
 
 
 def of_alike(what: str, title: str, draw: Callable[..., Any]) -> Callable[[Runs], list[Panel]]:
@@ -83,8 +88,8 @@ def of_alike(what: str, title: str, draw: Callable[..., Any]) -> Callable[[Runs]
 class Figure:
     """One figure or table of the paper, drawn from the results of runs.
 
-    `reads` names the result it reads, whose shape is checked as it is opened. If that is not enough, `find`
-    returns what else it needs of a run, and `lacks` names that where there is none.
+    `reads` names the result it reads, whose shape is checked as it is opened. If that is not enough, or too
+    much, `lacks` says instead why it cannot be drawn of a run, and what to do.
     """
 
     name: str
@@ -93,8 +98,7 @@ class Figure:
     says: str
     panels: Callable[[Runs], list[Panel]]
     reads: str
-    find: Callable[[Run], Any] | None = None
-    lacks: str = ""
+    lacks: Callable[[Run], str | None] | None = None
     at_least: int = 1  # runs
     compare: Callable[[Runs], list[Comparison]] = lambda runs: []
     tables: Callable[[Runs], list[Table]] = lambda runs: []
@@ -105,10 +109,12 @@ class Figure:
         if self.of_memory and run.blocks == 0:
             return f"{run.path} has no memory, which {self.name} shows: give a TIDE model"
         try:
-            found = self.find(run) if self.find else run.result(self.reads)
+            if self.lacks:
+                return self.lacks(run)
+            run.result(self.reads)
         except MissingError as error:
             return str(error)
-        return None if found else f"{run.path} has no {self.lacks}: {run.cure(self.reads)}"
+        return None
 
     def demand(self, runs: Runs) -> None:
         """Raise MissingError unless it can be drawn of all these runs."""

@@ -46,6 +46,8 @@ def render(runs: Sequence[Run]) -> str:
         sections.append(_section(figure, usable))
         others = (run for run in reasons if not (figure.of_memory and run.blocks == 0))
         missing += [(figure, reasons[run]) for run in others]
+    told = {reason for _, reason in missing}
+    damaged = [reason for run in runs for reason in run.damaged.values() if reason not in told]
     environment = templates("report")
     environment.filters["difference"] = difference
     return environment.get_template("page.html.jinja").render(
@@ -56,6 +58,7 @@ def render(runs: Sequence[Run]) -> str:
         losses=overview.losses(runs),
         sections=sections,
         missing=missing,
+        damaged=damaged,
         elsewhere=paper.ELSEWHERE,
         origins={run.name: overview.origins(run) for run in runs},
         not_measured=NOT_MEASURED,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tide_lm.report.schema import NUMBER_OR_NULL, check, check_result
+from tide_lm.report.schema import NUMBER_OR_NULL, SCHEMAS, check, check_result
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
 
 MAKERS = {  # the commands that make results; others are analyses that need no more
+    "demo": "tide-lm demo --run {folder}",
     "validation": "tide-lm train --resume --run {model}",
     "metrics": "tide-lm train --resume --run {model}",
     "perplexity": "tide-lm evaluate {model} --text FILE",
@@ -74,15 +75,18 @@ class Run:
             return "the run did not record it; one with train.record_gradients=true does"
         return f"run `{self.maker(what)}`"
 
-    def maker(self, what: str) -> str:
-        """Return the command that makes a result; a model from elsewhere is named beside this folder."""
-        model = shlex.quote(str(self.path))
+    def maker(self, what: str, by_frequency: bool = False) -> str:
+        """Return the command that makes a result; a model from elsewhere is named beside this folder.
+
+        For results `by_frequency`, the counts of data are named as well, which a run of ours has.
+        """
+        model = folder = shlex.quote(str(self.path))
         if self.config is None:
             subjects = (result.get("subject", {}).get("model") for result in self.results.values())
             known = next((shlex.quote(name) for name in subjects if name), "MODEL")
-            counts = " --counts DATA" if what in BY_FREQUENCY else ""
-            model = f"{known} --run {model}{counts}"
-        return MAKERS.get(what, f"tide-lm analyze {what} {{model}}").format(model=model)
+            counts = " --counts DATA" if by_frequency or what in BY_FREQUENCY else ""
+            model = f"{known} --run {folder}{counts}"
+        return MAKERS.get(what, f"tide-lm analyze {what} {{model}}").format(model=model, folder=folder)
 
     @property
     def blocks(self) -> int | None:
@@ -143,8 +147,12 @@ def open_run(path: Path, name: str, place: int = 0) -> Run:
         except (OSError, ValueError) as error:
             broken[file] = error
     for file, what in broken.items():
-        cure = f"remove it, or make it again with `{run.maker(file.stem)}`"
-        run.damaged[file.stem] = f"{file} is damaged ({what}): {cure}"
+        again = (
+            f", or make it again with `{run.maker(file.stem)}`"
+            if file.stem in SCHEMAS.keys() | MAKERS.keys()
+            else ""
+        )
+        run.damaged[file.stem] = f"{file} is damaged ({what}): remove it{again}"
     try:
         run.metrics.extend(_read_metrics(RunDirectory(path).metrics))
     except ValueError as error:

@@ -40,6 +40,13 @@ def _draw(axes: Axes, runs: Runs) -> None:
     legend(axes)
 
 
+def _panels(runs: Runs) -> list[Panel]:
+    title = "Zero-shot benchmarks"
+    averages = (f"{run.name} {_average(run)}" for run in runs)
+    alt = "; ".join((title, "average score in percent", *averages))
+    return [Panel(title, partial(_draw, runs=runs), height=4.2, alt=alt)]
+
+
 def _tables(runs: Runs) -> list[Table]:
     columns = ["model", "LAMBADA perplexity", *paper.TASKS.values(), "Average"]
     ours = []
@@ -89,6 +96,6 @@ BENCHMARKS = Figure(
     says="Normalised accuracy, but plain accuracy for BoolQ and LAMBADA. A model of a few million parameters "
     "is near chance on most of these tasks.",
     reads="benchmarks",
-    panels=lambda runs: [Panel("Zero-shot benchmarks", partial(_draw, runs=runs), height=4.2)],
+    panels=_panels,
     tables=_tables,
 )

@@ -19,12 +19,20 @@ FFN = {
     "bound": "bound from it",
     "separation": "separation",
 }
-NO_PAIRS = "pair of words that its tokenizer knows as single tokens, which takes a larger vocabulary"
 
 
 def _categories(run: Run) -> dict[str, dict[str, Any]]:
     """Return the categories of which the tokenizer has at least one pair."""
     return {name: found for name, found in run.result("collapse")["categories"].items() if found["pairs"]}
+
+
+def _lacks_pairs(run: Run) -> str | None:
+    if _categories(run):
+        return None
+    return (
+        f"the tokenizer of {run.path} knows no pair of words as single tokens: take a model with a larger "
+        f"vocabulary for {', '.join(run.result('collapse')['categories'])}"
+    )
 
 
 def _heatmap_panels(runs: Runs) -> list[Panel]:
@@ -106,8 +114,7 @@ COLLAPSE = Figure(
     "separates two near inputs by its slope between them. The slope here is the largest at nine points, an "
     "estimate from below, so a separation may exceed the bound from it.",
     reads="collapse",
-    find=_categories,
-    lacks=NO_PAIRS,
+    lacks=_lacks_pairs,
     panels=_heatmap_panels,
     tables=_ffn_tables,
     compare=_compare_collapse,
@@ -176,8 +183,7 @@ SEPARATION = Figure(
     says="Means over the pairs that all runs' tokenizers have. A larger raw distance may only mean larger "
     "states: the panels divided by the mean norm tell the two apart.",
     reads="collapse",
-    find=_categories,
-    lacks=NO_PAIRS,
+    lacks=_lacks_pairs,
     at_least=2,
     panels=_curve_panels,
     compare=_compare_curves,

@@ -157,13 +157,18 @@ def _change_of_form(run: Run, name: str) -> str:
     return ", ".join(f"{text} {percent(change, 2)}" for text, change in more.items()) or NOT_MEASURED
 
 
+def _lacks_forms(run: Run, wanted: Wanted) -> str | None:
+    if _chosen(run, wanted):
+        return None
+    return f"{run.path} has no form that the figure shows: {run.cure('compression')}"
+
+
 def _figure(wanted: Wanted, stated: Mapping[str, tuple[str, str, str]], **described: Any) -> Figure:
     """Return a figure of the forms that are wanted, beside what the paper states of some by name."""
     return Figure(
         of_memory=True,
         reads="compression",
-        find=partial(_chosen, wanted=wanted),
-        lacks="form that the figure shows",
+        lacks=partial(_lacks_forms, wanted=wanted),
         tables=partial(_tables, wanted=wanted),
         compare=beside(stated.values(), *(partial(_change_of_form, name=name) for name in stated)),
         **described,

@@ -1,7 +1,6 @@
 """Loss by the frequency of the predicted token, and by the number of blocks."""
 
 from functools import partial
-from typing import Any
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import GROUPS, Lines, bars, by_decile, decile_axis, legend, plot, zero_line
@@ -10,9 +9,18 @@ from tide_lm.report.formatting import NOT_MEASURED, difference, number, percent,
 from tide_lm.report.results import Run, same_text, shared
 
 
-def _losses(run: Run) -> dict[str, Any]:
+def _lacks_losses(run: Run) -> str | None:
     run.refuse_damage("validation", "perplexity")
-    return run.losses
+    if run.losses:
+        return None
+    return f"{run.path} has no loss by decile: run `{run.maker('perplexity', by_frequency=True)}`"
+
+
+def _lacks_losses_or_blocks(run: Run) -> str | None:
+    reason = _lacks_losses(run)
+    if reason is None and run.blocks is None:
+        run.result("footprint")
+    return reason
 
 
 def sources(runs: Runs) -> list[str]:
@@ -87,8 +95,7 @@ LOSS_BY_DECILE = Figure(
     says="Differences are below zero where a run predicts better than the first one. A decile with few "
     "tokens is noisy.",
     reads="perplexity",
-    find=_losses,
-    lacks="loss by decile",
+    lacks=_lacks_losses,
     panels=_decile_panels,
     compare=_compare_deciles,
 )
@@ -148,8 +155,7 @@ LOSS_BY_BLOCKS = Figure(
     title="Rare, mid and common tokens against K",
     says="One point per run, so a difference between two points holds for one seed only.",
     reads="perplexity",
-    find=lambda run: _losses(run) and (run.blocks is not None or run.result("footprint")),
-    lacks="loss by decile",
+    lacks=_lacks_losses_or_blocks,
     at_least=2,
     panels=_block_panels,
     compare=_compare_blocks,

@@ -119,6 +119,12 @@ def _largest_block(run: Run) -> str:
     return f"{max(row[:-1]):.3f} (M{row.index(max(row[:-1])) + 1})" if row else NOT_MEASURED
 
 
+def _lacks_deciles(run: Run) -> str | None:
+    if any(_last_layer(run)[:10]):
+        return None
+    return f"{run.path} has no token in a decile in the text that was read: {run.cure('routing')}"
+
+
 ROUTING = Figure(
     of_memory=True,
     name="routing",
@@ -128,8 +134,7 @@ ROUTING = Figure(
     "is the share that a layer declines to add to its state. An untrained router gives every slot that its "
     "layer has about as much, 1 / (K + 1).",
     reads="routing",
-    find=lambda run: any(_last_layer(run)[:10]),
-    lacks="token in a decile in the text that was read",
+    lacks=_lacks_deciles,
     panels=of_each(
         Each("Router weights, last layer", _draw_slots, 3.9),
         Each("The null bank in every layer", _draw_null_bank, 3.9),

@@ -2,6 +2,7 @@
 
 from functools import partial
 from statistics import median
+from typing import Any
 
 from tide_lm.report import paper
 from tide_lm.report.drawing import GROUPS, INK, legend
@@ -10,12 +11,24 @@ from tide_lm.report.formatting import NOT_MEASURED, token
 from tide_lm.report.results import Run
 
 
+def _groups(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the groups of tokens that have an overlap in each table."""
+    result = run.result("neighbours")
+    return {name: result[name] for name in ("rare", "common") if all(result[name]["jaccard"])}
+
+
+def _medians(run: Run) -> str:
+    """Say the medians of the groups, of the first and of the last table."""
+    ends = {name: (group["jaccard"][0], group["jaccard"][-1]) for name, group in _groups(run).items()}
+    said = (f"{name} from {median(a):.3g} to {median(b):.3g}" for name, (a, b) in ends.items())
+    return "; ".join(("median Jaccard overlap with E, by table", *said))
+
+
 def _draw_overlaps(axes: Axes, run: Run) -> None:
     result = run.result("neighbours")
     blocks = len(result["tables"]) - 1
     thin = {"color": INK, "linewidth": 0.8}
-    groups = {name: result[name] for name in ("rare", "common") if all(result[name]["jaccard"])}
-    for shift, (name, group) in zip((-0.2, 0.2), groups.items(), strict=False):
+    for shift, (name, group) in zip((-0.2, 0.2), _groups(run).items(), strict=False):
         boxes = axes.boxplot(
             group["jaccard"],
             positions=[block + shift for block in range(blocks)],
@@ -70,7 +83,7 @@ NEIGHBOURS = Figure(
     "random rows give as well, so it is no evidence of meaning by itself. The words are examples, chosen by "
     "hand; ␣ is a space.",
     reads="neighbours",
-    panels=of_each(Each("Agreement with E", _draw_overlaps)),
+    panels=of_each(Each("Agreement with E", _draw_overlaps, numbers=_medians)),
     tables=_word_tables,
     compare=beside(
         [paper.NEIGHBOURS, *paper.WORDS.values()],

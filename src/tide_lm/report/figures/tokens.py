@@ -9,6 +9,7 @@ from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, Table, beside
 from tide_lm.report.formatting import (
     NOT_MEASURED,
     count,
+    number,
     percent,
     percents,
     steps,
@@ -23,17 +24,23 @@ def _norm_panels(runs: Runs) -> list[Panel]:
     draw = partial(drawing.by_decile, what="mean L2 norm", lines=means)
     return [
         Panel("Mean norm of a token's row in E", draw),
-        *of_each(Each("Rare and common rows", _draw_spread))(runs),
+        *of_each(Each("Rare and common rows", _draw_spread, numbers=_spread_means))(runs),
         *of_each(Each("Growth over training", _draw_growth, shows=lambda run: len(_points(run)) > 1))(runs),
         *of_each(Each("Norms in the tables", _draw_tables, shows=_tables))(runs),
     ]
+
+
+def _spread_means(run: Run) -> str:
+    spread = run.result("norms")["spread"]
+    said = (f"{group} {number(spread[group]['mean'])}" for group in ("rare", "common"))
+    return "; ".join(("mean L2 norm of the rows of E", *said))
 
 
 def _draw_spread(axes: Axes, run: Run) -> None:
     spread = run.result("norms")["spread"]
     for group in ("rare", "common"):
         ids, colour = spread[group]["ids"], drawing.GROUPS[group]
-        shares = [number / max(ids, 1) for number in spread[group]["histogram"]]
+        shares = [count / max(ids, 1) for count in spread[group]["histogram"]]
         axes.stairs(shares, spread["edges"], fill=True, alpha=0.3, color=colour)
         label = f"{group} ({ids:,} tokens)"
         axes.stairs(shares, spread["edges"], color=colour, label=label, linewidth=1.4)

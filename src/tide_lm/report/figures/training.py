@@ -97,6 +97,10 @@ def _logged(run: Run) -> list[tuple[float, float]]:
     return [(line["tokens"], line["loss"]) for line in run.metrics if line.get("loss") is not None]
 
 
+def _lacks_losses(run: Run) -> str | None:
+    return None if _logged(run) else f"{run.path} has no metrics.jsonl with a loss: {run.cure('metrics')}"
+
+
 def training_curve(run: Run) -> tuple[list[float], list[float]]:
     """Return tokens and training loss, averaged over equal parts of a long run."""
     found = _logged(run)
@@ -119,8 +123,7 @@ TRAINING_LOSS = Figure(
     title="Training loss",
     says="The loss of single batches as they were logged; in a long run, means of many.",
     reads="metrics",
-    find=_logged,
-    lacks="metrics.jsonl with a loss",
+    lacks=_lacks_losses,
     panels=lambda runs: [Panel("Training loss", partial(_draw_training, runs=runs))],
     compare=beside([paper.TRAINING_LOSS], lambda run: number(training_curve(run)[1][-1])),
 )
