@@ -95,6 +95,11 @@ def test_all_checkpoints_say_how_far_they_are_and_which_are_damaged(run, tmp_pat
     assert [point["step"] for point in result["points"]] == [4]
     assert list(result["left_out"]) == ["2"]
 
+    next((run / "checkpoints" / "00000004").glob("*.safetensors")).unlink()
+    done = tide_lm("evaluate", run, "--all-checkpoints", "--text", tmp_path / "other.txt")
+    assert done.returncode != 0
+    assert f"put one back; of the first: {damaged} is damaged (" in done.said
+
 
 @pytest.mark.parametrize(
     "what",

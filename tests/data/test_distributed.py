@@ -253,6 +253,15 @@ def encoded(settings, tmp_path) -> WorkingFolder:
     return folder
 
 
+def test_what_was_encoded_in_an_earlier_format_is_not_taken_for_done(encoded, settings):
+    path = encoded.path / "work.json"
+    work = json.loads(path.read_text())
+    del work["format"]
+    path.write_text(json.dumps(work))
+    with pytest.raises(ValueError, match=r"with other format: .*remove the folder"):
+        distributed._start(encoded, settings, sources.parts(settings.source), tasks=1)
+
+
 def test_what_was_encoded_is_kept_if_another_preparation_took_the_name(encoded, settings, usual):
     other = usual_way(replace(settings, shard_tokens=5000), encoded.out)
     with pytest.raises(ValueError, match="exists and is not an empty folder: remove it"):

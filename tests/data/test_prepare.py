@@ -117,7 +117,6 @@ def test_a_text_cannot_spell_a_special_token(tokenizer):
 
 
 def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tokenizer, monkeypatch):
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 100)
     monkeypatch.setattr(sources, "LONG_TEXT", 100)
     draw = np.random.default_rng(1)
     words = draw.choice(WORDS, 3000)
@@ -135,7 +134,6 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tokenizer, monk
 
 
 def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeypatch):
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
     monkeypatch.setattr(sources, "LONG_TEXT", 10)
     backend = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2, "?": 3}, unk_token="?"))
     backend.normalizer = normalizers.Prepend("▁")

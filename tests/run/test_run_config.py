@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -5,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from tide_lm.run import strict
-from tide_lm.run.settings import RECIPES, Change, ModelSection, OptimSection, RunConfig, compare, flat
+from tide_lm.run.settings import (
+    RECIPES,
+    Change,
+    DataSection,
+    ModelSection,
+    OptimSection,
+    RunConfig,
+    TrainSection,
+    compare,
+    flat,
+)
 
 SHORT = ["optim.warmup_steps=10"]
 
@@ -125,6 +136,24 @@ def test_a_file_is_read_and_settings_win_over_it(tmp_path):
 def test_a_wrong_setting_is_named_with_its_cure(setting, message):
     with pytest.raises(ValueError, match=message):
         RunConfig.load(None, [*SHORT, setting])
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"train": TrainSection(batch=0)}, "train.batch is 0: .*at least 1"),
+        ({"train": TrainSection(log_every=0)}, "train.log_every is 0: .*at least 1"),
+        ({"train": TrainSection(micro_batch=-4)}, "train.micro_batch is -4: .*at least 0"),
+        ({"data": DataSection(sequence=0)}, "data.sequence is 0: .*at least 1"),
+        ({"optim": OptimSection(max_lr=math.nan)}, "optim.max_lr is nan"),
+        ({"recipe": "good"}, "recipe is 'good': use one of"),
+    ],
+)
+def test_settings_that_are_made_in_python_are_checked_too(section, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**section)
+    with pytest.raises(ValueError, match=message):
+        replace(RunConfig(), **section)
 
 
 @pytest.mark.parametrize(

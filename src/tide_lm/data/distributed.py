@@ -21,7 +21,7 @@ from tide_lm import __version__
 from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
-from tide_lm.data.stages import Assemble, Encode, Work, WorkingFolder
+from tide_lm.data.stages import FORMAT, Assemble, Encode, Work, WorkingFolder
 from tide_lm.run import files, strict
 from tide_lm.run.optional import require
 
@@ -98,13 +98,13 @@ def _absolute(source: str) -> str:
 def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Part], tasks: int) -> None:
     """Make the working folder, or check that it is of the same call, which continues."""
     asked: dict[str, Any] = {"settings": settings, "parts": [part.name for part in parts]}
-    asked |= {"tasks": tasks, "version": __version__}
+    asked |= {"tasks": tasks, "version": __version__, "format": FORMAT}
     if folder.is_started():
         found = folder.read()
         if other := [name for name, value in asked.items() if getattr(found, name) != value]:
             raise ValueError(
                 f"{folder.path} has unfinished work with other {' and '.join(other)}: "
-                "give the same call again to finish it, or remove the folder"
+                "give the same call to the same version of tide-lm to finish it, or remove the folder"
             )
         _check_no_job_is_left(folder)
         return

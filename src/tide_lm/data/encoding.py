@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tide_lm.data import sources
+
 BATCH_CHARACTERS = 2**20
-PIECE_CHARACTERS = 2**17
 
 # Around a line's end where byte-level tokenizers cut anyway: a word follows, after at most one space.
 _CUT = re.compile(r"\S\n ?\S")
@@ -61,7 +62,7 @@ class Encoder:
         held: list[str] = []
         size, begins = 0, True
         for part in parts:
-            if self._may_cut and size >= PIECE_CHARACTERS and _CUT.match(held[-1][-2:] + part[:2]):
+            if self._may_cut and size >= sources.LONG_TEXT and _CUT.match(held[-1][-2:] + part[:2]):
                 yield Piece("".join(held), split, begins, ends=False)
                 held, size, begins = [], 0, False
             held.append(part)

@@ -22,7 +22,7 @@ from tide_lm.data import builtin
 from tide_lm.run.optional import require
 
 Document = tuple[str, str]
-LONG_TEXT = 2**17  # characters
+LONG_TEXT = 2**17  # characters: longer texts are read by line, and encoded in pieces of this size
 
 _FORMAT = re.compile(r"\.(?:(?P<plain>txt|jsonl)(?:\.gz|\.xz|\.zst)?|parquet)\Z")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")

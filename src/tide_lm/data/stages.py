@@ -33,6 +33,7 @@ from tide_lm.data.sources import Part
 from tide_lm.run import files
 
 MARK = "tide-lm.txt"
+FORMAT = 2  # of what tasks encode: 2 records the pieces
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Work:
     tasks: int
     version: str
     vocabulary: Vocabulary
+    format: int = 1  # where work.json does not say
 
 
 class WorkingFolder:

@@ -113,7 +113,8 @@ def evaluate_checkpoints(
         perplexities = {name: text["perplexity"] for name, text in found.items()}
         points.append({"step": step, "tokens": opened.tokens, "perplexity": perplexities})
     if not points:
-        raise ValueError(f"every checkpoint of {run} is damaged: put one back")
+        first = next(iter(left_out.values()))
+        raise ValueError(f"every checkpoint of {run} is damaged, so put one back; of the first: {first}")
     kept = ("source", "sha256", "tokens", "bytes", "window", "stride")
     return {
         "points": points,

@@ -282,7 +282,8 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
         raise ValueError(f"{run} has no checkpoint of step {step}: it has {', '.join(map(str, found))}")
     path = checkpoint.at(folder, step)
     if fault := checkpoint.find_fault(path):
-        choice = f"choose another step of {', '.join(map(str, found))}, or train again"
+        others = ", ".join(str(other) for other in found if other != step)
+        choice = f"choose step {others}, or train again" if others else "there is no other, so train again"
         raise checkpoint.DamagedCheckpointError(f"{path} is damaged ({fault}): {choice}")
     return path
 

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tide_lm import __version__
 from tide_lm.run.provenance import cpu_name, installed_version
 
 _FOR_DEVELOPERS = {"dev", "docs", "test"}  # extras
+_PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"  # of a source tree
 
 
 def examine() -> dict[str, Any]:
@@ -32,7 +34,10 @@ def examine() -> dict[str, Any]:
         if each.marker is None and Version(packages[each.name] or "0").base_version not in each.specifier
     ]
     if not required:
-        problems = ["tide-lm runs without being installed, so its requirements are unknown: install it"]
+        problems = [
+            f"tide-lm is not installed and there is no {_PYPROJECT}, so its requirements are unknown: "
+            "install it"
+        ]
     return {
         "tide_lm": __version__,
         "python": platform.python_version(),
@@ -48,18 +53,35 @@ def examine() -> dict[str, Any]:
 
 
 def _requirements() -> tuple[list[Requirement], dict[str, str]]:
-    """Return what the installed package requires, and the smallest extra of each package of extras."""
-    try:
-        declared = [Requirement(line) for line in metadata.requires("tide-lm") or ()]
-    except metadata.PackageNotFoundError:
-        declared = []
+    """Return what the package requires, and the smallest extra of each package that only extras bring."""
+    declared = [Requirement(line) for line in _declared()]
+    required = [each for each in declared if "extra" not in str(each.marker)]
     members: dict[str, list[str]] = {}
     for each in declared:
         for extra in re.findall('extra == "(.+)"', str(each.marker)):
             members.setdefault(extra, []).append(each.name)
     largest_first = sorted(members.keys() - _FOR_DEVELOPERS, key=lambda extra: (-len(members[extra]), extra))
     extras = {name: extra for extra in largest_first for name in members[extra]}
-    return [each for each in declared if "extra" not in str(each.marker)], extras
+    without = {"tide-lm", *(each.name for each in required)}
+    return required, {name: extra for name, extra in extras.items() if name not in without}
+
+
+def _declared() -> list[str]:
+    """Return what the installed package declares, or the source tree that runs without being installed."""
+    try:
+        return metadata.requires("tide-lm") or []
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
+    except FileNotFoundError:
+        return []
+    lines = list(project["dependencies"])
+    for extra, members in project["optional-dependencies"].items():
+        for line in members:
+            requirement, _, marker = line.partition(";")
+            lines.append(f"{requirement}; {f'({marker}) and ' if marker else ''}extra == '{extra}'")
+    return lines
 
 
 def _memory_bytes() -> int:

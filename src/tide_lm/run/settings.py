@@ -194,6 +194,7 @@ class RunConfig:
     train: TrainSection = field(default_factory=TrainSection)
 
     def __post_init__(self) -> None:
+        strict.check_all(self)  # sections that are made in Python
         if self.optim.warmup_steps * 2 > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps is {self.optim.warmup_steps:,} and train.steps is {self.train.steps:,}: "

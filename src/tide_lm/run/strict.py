@@ -39,6 +39,18 @@ def build(kind: type, values: Mapping[str, Any], name: str = "") -> Any:
     return kind(**{key: check(f"{prefix}{key}", value, known[key]) for key, value in values.items()})
 
 
+def check_all(settings: Any, name: str = "") -> None:
+    """Check the values of a dataclass, and of those within it, as `build` does before it makes one."""
+    kinds = get_type_hints(type(settings), include_extras=True)
+    prefix = f"{name}." if name else ""
+    for key, kind in kinds.items():
+        value = getattr(settings, key)
+        if dataclasses.is_dataclass(kind):
+            check_all(value, key)
+        else:
+            check(f"{prefix}{key}", value, kind)
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown name: the one that is most like it, or any."""
     near = difflib.get_close_matches(name, known, n=1)
