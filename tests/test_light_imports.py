@@ -35,6 +35,7 @@ def apart(name, act):
         assert not stop.code, stop.code
     assert not {{"torch", "transformers", "triton"}} & set(sys.modules)
     assert act is not run or not {{"matplotlib", "numpy"}} & set(sys.modules)
+    assert act is not run or name.startswith("--") or "tide_lm.cli.explore" not in sys.modules
     sys.stdout.flush()
     os._exit(0)
 def run(command):
