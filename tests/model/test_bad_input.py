@@ -96,7 +96,9 @@ def test_memory_dim_other_than_hidden_size_is_refused(tiny_config):
         tiny_config(memory_dim=16)
 
 
-def test_negative_blocks_are_refused(tiny_config, tiny_model, tmp_path):
+def test_no_layers_and_negative_blocks_are_refused(tiny_config, tiny_model, tmp_path):
+    with pytest.raises(StrictDataclassError, match="num_hidden_layers is 0"):
+        tiny_config(num_hidden_layers=0)
     with pytest.raises(StrictDataclassError, match="num_memory_blocks is -1"):
         tiny_config(num_memory_blocks=-1)
     tiny_model().save_pretrained(tmp_path)
@@ -148,7 +150,7 @@ def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
 def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
     with pytest.raises(StrictDataclassError, match=r"hidden_size is 32.* 24"):
         tiny_config(memory_values=True, head_dim=12)
-    with pytest.raises(StrictDataclassError, match=r"hidden_size is 32.* 0 are 0"):
+    with pytest.raises(StrictDataclassError, match=r"hidden_size is 32.*all heads, 0,"):
         tiny_config(memory_values=True, head_dim=0)
     tiny_config(memory_values=True, head_dim=12, num_memory_blocks=0)  # where there are no rows
 

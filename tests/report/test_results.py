@@ -142,6 +142,13 @@ def test_a_folder_without_results_is_no_run(tmp_path):
         open_runs([tmp_path / "empty"])
 
 
+def test_a_config_that_holds_no_settings_is_told(plant, tmp_path):
+    path = plant(tmp_path / "x")
+    (path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json is \[\], and no settings of a run: restore it"):
+        open_runs([path])
+
+
 def test_a_command_is_one_that_can_be_run(plant, tmp_path):
     path = plant(tmp_path / "a run")
     assert open_runs([path])[0].maker("validation") == f"tide-lm train --resume --run '{path}'"

@@ -83,6 +83,8 @@ class TideConfig(LlamaConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        if self.num_hidden_layers < 1:
+            raise ValueError(f"num_hidden_layers is {self.num_hidden_layers}: use 1 or more")
         if self.num_memory_blocks < 0:
             raise ValueError(
                 f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"

@@ -78,7 +78,9 @@ class RunDirectory:
             return None
         except ValueError as error:
             raise ValueError(f"{self.config} cannot be read ({error}): restore it") from error
-        model = values.get("model") if isinstance(values, dict) else None
+        if not isinstance(values, dict):
+            raise ValueError(f"{self.config} is {values!r:.40}, and no settings of a run: restore it")
+        model = values.get("model")
         start = model.get("start") if isinstance(model, dict) else None
         if model and start and not Path(start, "config.json").is_file():
             kept = self.start_of(start)
