@@ -69,7 +69,9 @@ class Engine:
                 "positions of type dynamic do not compile: on a GPU they need the kernel for one sequence "
                 f"(what keeps it from that: {self.why_not_fused})"
             )
-        return (LayerForward if why_opaque(self.model) is None else ModelForward)(self.model, cache())
+        if why_opaque(self.model) is None:
+            return LayerForward(self.model, cache())
+        return ModelForward(self.model, cache())
 
     def generate(
         self,

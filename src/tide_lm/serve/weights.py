@@ -100,7 +100,8 @@ def _stacked(layers: Sequence[Sequence[Any]]) -> torch.Tensor:
             for part, place in zip(parts, places(stack), strict=True)
         ):
             return stack
-    stack = first.new_zeros(shape)
+    stack = first.new_empty(shape)  # on a CPU it takes memory as it is filled, and each original goes at once
+    stack[:, sum(sizes) :] = 0
     for part, place in zip(parts, places(stack), strict=True):
         place.copy_(part.weight.data)
         part.weight.data = place
