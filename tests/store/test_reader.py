@@ -298,6 +298,16 @@ def test_many_threads_read_at_once(store):
     assert cached.counters.hits + cached.counters.misses == sum(map(len, asked))
 
 
+def test_threads_are_kept_for_the_next_read(store):
+    path, rows = store
+    file = StoreFile(path, direct=False)
+    first = reader._threads(os.getpid())
+    for _ in range(3):
+        assert np.array_equal(read(file, range(50)), rows)
+    assert reader._threads(os.getpid()) is first
+    assert 1 <= sum(thread.name.startswith("store_") for thread in threading.enumerate()) <= reader.THREADS
+
+
 def _reads_all(file: StoreFile, cached: StoredRows, rows: np.ndarray) -> None:
     found, tokens = np.zeros_like(rows), np.arange(50)
     cached.fetch(tokens, found)

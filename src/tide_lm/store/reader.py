@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ THREADS = 16  # for reads where the system has no asynchronous ones
 _ROWS_PER_READ = 1024  # when the cache is filled
 _READS_UNDER_WAY = 256  # with more, the disk would idle while checksums are calculated
 _FEW = 2  # rows that this thread reads one after the other
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Return the threads of this process; a child that was forked has none of its parent's."""
+    return ThreadPoolExecutor(THREADS, "store")
 
 
 class StoreFile:
@@ -107,8 +114,7 @@ class StoreFile:
             reads.into = None
         else:
             cuts = np.linspace(0, len(tokens_U), min(THREADS, len(tokens_U)) + 1).astype(int)
-            with ThreadPoolExecutor(THREADS) as pool:
-                list(pool.map(lambda cut: batch.read_each(slice(*cut)), pairwise(cuts)))
+            list(_threads(os.getpid()).map(lambda cut: batch.read_each(slice(*cut)), pairwise(cuts)))
         self._check(tokens_U, batch)
         return batch.rows()
 
