@@ -162,3 +162,11 @@ def test_huge_logits_choose_one_block_and_overflow_nowhere(
     row_BTD = inputs.rows_UKD[:, 1].view_as(inputs.residual_BTD)
     assert torch.equal(found, inputs.residual_BTD + row_BTD)
     assert all(tensor.grad.isfinite().all() for tensor in inputs[:3])
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_fewer_rows_than_positions_are_refused_before_a_kernel_reads_them(indexed):
+    logits_BTS, rows_UKD = torch.zeros(2, 5, 4), torch.zeros(9, 3, 7)
+    index_BT = torch.zeros(2, 4, dtype=torch.long) if indexed else None
+    with pytest.raises(AssertionError, match=r"\[9\]|\[2, 4\]"):
+        torch.ops.tide_lm.memory_mix(None, logits_BTS, rows_UKD, index_BT, None)

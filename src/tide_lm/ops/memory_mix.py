@@ -97,6 +97,8 @@ def _memory_mix(
     alpha_BTK: torch.Tensor | None = None,
     order_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    places = rows_UKD[:, 0, 0] if index_BT is None else index_BT  # here, as graphs do not trace an op
+    assert places.numel() == logits_BTS[..., 0].numel(), (places.shape, logits_BTS.shape)
     if use_triton(rows_UKD):
         from tide_lm.ops.memory_mix_triton import mix
 
