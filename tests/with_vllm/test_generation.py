@@ -197,11 +197,14 @@ def test_two_processes_share_tables_heads_and_the_vocabulary(saved, tmp_path, ch
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"additional_config": {"tide_memory": "disk"}}, "memory is 'disk': it must be one of"),
+        ({"additional_config": {"tide_memory": "disk"}}, "tide_memory is 'disk': it must be one of"),
         ({"additional_config": {"tide_memories": "cpu"}}, "additional_config has 'tide_memories'"),
         ({"additional_config": {"tide_memory": "store"}}, "pack it first, with `tide-lm pack`"),
         ({"additional_config": {"tide_memory": "cpu"}}, "pack it first, with `tide-lm pack`"),
-        ({"additional_config": {"tide_memory": "cpu", "tide_memory_cache_bytes": -1}}, "cache_bytes is -1"),
+        (
+            {"additional_config": {"tide_memory": "cpu", "tide_memory_cache_bytes": -1}},
+            "tide_memory_cache_bytes is -1",
+        ),
     ],
 )
 def test_wrong_options_are_told(saved, generate, options, told):

@@ -36,7 +36,12 @@ def residence_of(vllm_config: VllmConfig) -> Residence:
     given = given if isinstance(given, dict) else {}
     if unknown := [name for name in given if name.startswith("tide") and name not in _OPTIONS]:
         raise ValueError(f"additional_config has {unknown[0]!r}: there are {', '.join(_OPTIONS)}")
-    return Residence(given.get(_OPTIONS[0], Place.device), given.get(_OPTIONS[1], Residence().cache_bytes))
+    try:
+        return Residence(
+            given.get(_OPTIONS[0], Place.device), given.get(_OPTIONS[1], Residence().cache_bytes)
+        )
+    except ValueError as error:  # which begins with memory or memory_cache_bytes
+        raise ValueError(f"tide_{error}") from None
 
 
 class Memory(nn.Module):
