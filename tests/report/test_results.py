@@ -1,6 +1,7 @@
 """Reading run directories."""
 
 import json
+import math
 
 import pytest
 
@@ -99,6 +100,7 @@ PAIRS = ("categories", "homophones")
         ("routing", _without("by_layer", 0, 3, 0), "by_layer[0][3] has 3 items and should have 4"),
         ("norms", _without("spread", "edges", 0), "histogram has 3 items and should have 2"),
         ("updates", _without("rows", "rare", "ids"), "updates.rows.rare has no 'ids'"),
+        ("norms", lambda result: result.update(embedding=[math.nan] * 10), "it holds NaN"),
     ],
 )
 def test_a_result_that_lacks_what_a_figure_draws_names_the_part_and_the_command(

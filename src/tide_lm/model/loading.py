@@ -82,10 +82,10 @@ def check_tensors(model: str, config: TideConfig, held: Shapes, any_shape: bool)
 def check_place(config: TideConfig, model: str, memory: Place | str | None) -> None:
     """Check where rows are wanted: a packed model's may be anywhere, and tables on the device alone."""
     if memory in (Place.cpu, Place.store) and config.memory_store is None:
-        lacks = "has its tables among its weights: pack it first, with `tide-lm pack`"
+        why = "is not packed: pack it first, with `tide-lm pack`"
         if not config.num_memory_blocks:
-            lacks = "is a base model, without any memory: leave that out"
-        raise ValueError(f"memory is to be in {str(memory)!r}, and {model!r} {lacks}")
+            why = "is a base model, without any memory: leave that out"
+        raise ValueError(f"memory cannot be in {str(memory)!r}, as {model!r} {why}")
 
 
 def open_store(config: TideConfig, model: str, **of_hub: Any) -> StoreFile:

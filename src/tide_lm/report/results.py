@@ -141,7 +141,7 @@ def open_run(path: Path, name: str, place: int = 0) -> Run:
     broken: dict[Path, Exception] = {}
     for file in sorted((path / "results").glob("*.json")):
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
             check_result(file.stem, found)
             run.results[file.stem] = found
         except (OSError, ValueError) as error:
@@ -158,6 +158,10 @@ def open_run(path: Path, name: str, place: int = 0) -> Run:
     except ValueError as error:
         run.damaged["metrics"] = str(error)
     return run
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it holds {constant}, which is no number")
 
 
 def same_text(results: Sequence[Mapping[str, Any]]) -> bool:
