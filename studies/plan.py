@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tide_lm.data.shards import TokenSplit
-from tide_lm.run.settings import RECIPES, RunConfig
+from tide_lm.run.settings import RunConfig
 from tide_lm.spec.presets import PAPER_BLOCKS
+from tide_lm.spec.recipes import RECIPES
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
 VALUES, OWN = "model.memory_values", "model.memory_own_block"

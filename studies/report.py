@@ -18,7 +18,7 @@ from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import DECILES, write, write_panels
 from tide_lm.report.figure import Figure, Panel
 from tide_lm.report.results import Run
-from tide_lm.run.settings import RECIPES
+from tide_lm.spec.recipes import RECIPES
 
 CONTROLS = (  # docs/STUDY.md says what each is
     "input-only",

@@ -92,7 +92,7 @@ def test_the_gradient_ratio_bound_is_its_formula_not_the_ratio_of_frequencies() 
 )
 def test_counts_are_those_of_the_real_model(name: str, changes: dict[str, bool]) -> None:
     with torch.device("meta"):
-        model = TideForCausalLM(TideConfig.from_preset(name, **changes))
+        model = TideForCausalLM(TideConfig.from_preset(name, recipe="paper", **changes))
     found = {"backbone": 0, "routers": 0, "value_gates": 0, "memory_gates": 0, "gains": 0, "tables": 0}
     for parameter_name, parameter in model.named_parameters():
         if parameter_name == "model.memory.weight":

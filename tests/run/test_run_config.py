@@ -7,7 +7,6 @@ import pytest
 
 from tide_lm.run import strict
 from tide_lm.run.settings import (
-    RECIPES,
     Change,
     DataSection,
     ModelSection,
@@ -17,6 +16,7 @@ from tide_lm.run.settings import (
     compare,
     flat,
 )
+from tide_lm.spec.recipes import RECIPES
 
 SHORT = ["optim.warmup_steps=10"]
 

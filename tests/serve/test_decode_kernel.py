@@ -216,7 +216,7 @@ def test_the_kernel_compiles_for_hopper_without_spilled_registers(preset, bits, 
     pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
     triton = pytest.importorskip("triton", reason="triton, whose disassembler it takes, is not installed")
     with torch.device("meta"):
-        model = TideForCausalLM(TideConfig.from_preset(preset))
+        model = TideForCausalLM(TideConfig.from_preset(preset, recipe="paper"))
     shape = dataclasses.replace(shape_of(model), BITS=bits)
     code = compile_source(SOURCE.read_text(), shape.macros(132, 232448), "sm_90a", SOURCE.parent)
     (tmp_path / "decode.cubin").write_bytes(code)

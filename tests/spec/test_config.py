@@ -14,7 +14,7 @@ SHAPE = (
 
 @pytest.mark.parametrize("name", ["base-3b", "tide-8e-1b", "tide-4e-tiny"])
 def test_a_saved_config_gives_its_shape_back(name, tmp_path):
-    TideConfig.from_preset(name).save_pretrained(tmp_path)
+    TideConfig.from_preset(name, recipe="paper").save_pretrained(tmp_path)
     assert ModelConfig.from_folder(tmp_path) == presets.get(name).model
     assert ModelConfig.from_folder(tmp_path / "config.json") == presets.get(name).model
 

@@ -102,7 +102,7 @@ def test_a_layers_own_table_is_in_its_values_too(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_control_has_the_parameters_of_tide(name):
-    shape = TideConfig.from_preset("tide-8e-small", memory_own_block=name in ONE_A_LAYER)
+    shape = TideConfig.from_preset("tide-8e-small", "paper", memory_own_block=name in ONE_A_LAYER)
     tide = estimate.count_parameters(presets.get("tide-8e-small").model).total
     with torch.device("meta"):
         model = CONTROLS.get(name, TideForCausalLM)(shape)

@@ -11,7 +11,7 @@ from studies.compression_report import forms
 from studies.plan import NARROW, final
 from studies.report import write_report
 from studies.results import Spread, Study
-from tide_lm.run.settings import RECIPES
+from tide_lm.spec.recipes import RECIPES
 
 
 def test_tokens_to_a_loss_are_found_between_two_points(tmp_path):

@@ -11,8 +11,10 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
 from tide_lm.run import files
-from tide_lm.spec import presets
+from tide_lm.run.settings import ModelSection
+from tide_lm.spec import recipes
 from tide_lm.spec.config import check_memory
+from tide_lm.spec.recipes import Recipe
 
 _SHIM_MODULE = "modeling_tide"
 
@@ -77,9 +79,12 @@ class TideConfig(LlamaConfig):
         super().__post_init__(**{**kwargs, "auto_map": dict(_AUTO_MAP)})
 
     @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "TideConfig":
-        """Return the configuration of a named model, such as `tide-8e-1b` or `base-1b`."""
-        return cls(**{**presets.get(name).model.to_transformers(), **overrides})
+    def from_preset(cls, name: str, recipe: Recipe = recipes.DEFAULT, **overrides: Any) -> "TideConfig":
+        """Return what `tide-lm train` makes of a named model, such as `tide-8e-1b` or `base-1b`.
+
+        With `recipe="paper"` it is the paper's model: gains begin at 1, and attention's values have no rows.
+        """
+        return cls(**{**ModelSection.of_preset(name, recipe).to_transformers(), **overrides})
 
     def validate_architecture(self) -> None:
         super().validate_architecture()

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from tide_lm.run import strict
 from tide_lm.run.strict import AtLeastOne
-from tide_lm.spec import presets
+from tide_lm.spec import presets, recipes
 from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.recipes import RECIPES, Recipe
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class ModelSection:
     memory_own_block: bool = False
     memory_gate: bool = False
     tie_word_embeddings: bool = True
+
+    @classmethod
+    def of_preset(cls, name: str, recipe: Recipe) -> "ModelSection":
+        """Return a preset as the recipe has it."""
+        return cls(preset=name, **RECIPES[strict.check("recipe", recipe, Recipe)]["model"])
 
     @classmethod
     def of_folder(cls, folder: str) -> "ModelSection":
@@ -68,6 +74,11 @@ class ModelSection:
             )
         except ValueError as error:
             raise ValueError(f"with model.preset {self.preset!r}, {error}") from None
+
+    def to_transformers(self) -> dict[str, Any]:
+        """Return keyword arguments for `TideConfig`."""
+        begin = {"memory_gain_init": self.memory_gain_init, "memory_value_scale": self.memory_value_scale}
+        return self.shape().to_transformers() | begin
 
 
 @dataclass(frozen=True)
@@ -158,21 +169,6 @@ class TrainSection:
         """Return how many sequences one process passes through the model at once."""
         return self.micro_batch or self.batch // processes
 
-
-Recipe = Literal["paper", "best"]
-# How tables are initialised and trained, and where rows go. The best is the study's: docs/STUDY.md.
-RECIPES: dict[Recipe, dict[str, dict[str, float]]] = {
-    "paper": {
-        "model": {"memory_gain_init": 1.0, "memory_values": False},
-        "optim": {"table_lr_multiple": 1.0, "table_weight_decay": 0.1},
-    },
-    "best": {
-        "model": {"memory_gain_init": 0.1, "memory_values": True},
-        "optim": {"table_lr_multiple": 5.0, "table_weight_decay": 0.0},
-    },
-}
-
-GAINS_FROM_ZERO = 10.0  # optim.gain_lr_multiple of an upcycled model: docs/upcycling.md
 
 # Besides its model, what a run cannot change after its first step.
 _FIXED = {"recipe", "data.sequence", "optim.table_moments"}
@@ -307,7 +303,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return a new run's defaults: the recipe's, and over them those of the preset or the start."""
-    name = strict.check("recipe", chosen.get("recipe", "best"), Recipe)
+    name = strict.check("recipe", chosen.get("recipe", recipes.DEFAULT), Recipe)
     recipe = {"recipe": name, **RECIPES[name]}
     model = chosen.get("model", {})
     start = strict.check("model.start", model.get("start", ""), str)
@@ -317,7 +313,7 @@ def _defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     if others := [key for key in model if key != "start"]:
         raise ValueError(f"model.{others[0]} is decided by {start}, the model to start from: leave it out")
     folder = ModelSection.of_folder(start)
-    gains = {} if folder.memory_gain_init else {"gain_lr_multiple": GAINS_FROM_ZERO}
+    gains = {} if folder.memory_gain_init else {"gain_lr_multiple": recipes.GAINS_FROM_ZERO}
     return strict.merge(RunConfig, recipe, {"model": dataclasses.asdict(folder), "optim": gains})
 
 

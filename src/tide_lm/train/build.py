@@ -56,10 +56,8 @@ def build_config(settings: ModelSection, sequence: int, manifest: Manifest) -> T
             )
         return TideConfig.from_pretrained(settings.start, num_memory_blocks=shape.num_memory_blocks)
     return TideConfig(
-        **shape.to_transformers()
+        **settings.to_transformers()
         | {
-            "memory_gain_init": settings.memory_gain_init,
-            "memory_value_scale": settings.memory_value_scale,
             "max_position_embeddings": max(shape.max_position_embeddings, sequence),
             "bos_token_id": manifest.bos_token_id,
             "eos_token_id": manifest.eos_token_id,
