@@ -112,7 +112,7 @@ def decoding_in_short(decode: Json) -> str:
     most = next(run for run in alone if (run["preset"], run["memory"]) == ("tide-24e-1b", "cpu"))
     without, host, file = base["ms_per_token"], most["ms_per_token"], decode["store"]["miss_ms"]
     return (
-        f"{without:.3f} ms per token without tables, {host:.3f} ms with 24 in the host's memory, "
+        f"{without:.3f} ms per token without tables, {host:.3f} ms with 24 of 4 bits in the host's memory, "
         f"and {file:.3f} ms where the token's rows must be read from a file"
     )
 

@@ -20,7 +20,7 @@ from tide_lm import ops
 
 
 class ValueAttention(LlamaAttention):
-    """Attention with a row of the token in its values, gated for each head.
+    """Attention with a row of the token in its values, with a gate for each slice.
 
     A row is as long as the values of all key heads, or a multiple. Its slices are added, each with its gates:
     `v = W_v n + c sum_s 2 sigmoid(W_s n) M_s`, where c is the config's `memory_value_scale`.

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_name("decode_kernel") / "decode.cu"
 _BYTES_UNDER_WAY = 1 << 15  # copies of a block: with more all wait longer, with fewer memory is idle
 _WARPS = (8, 6, 4)
 _SPLITS = 16
-_EARLY = 3  # readers look at a vector when all but one in so many blocks have written
+_EARLY = 3  # readers look at a vector when all blocks but one in so many, two thirds, have written
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 // One token of one sequence in one launch: a block on every multiprocessor, all of them resident at once.
 //
 // In each block one thread streams the block's share of all weights, in the order in which they are needed,
-// through a ring in shared memory; it waits for room and for nothing else, so that memory is read while
-// blocks wait for each other. Warps take rows from the ring, two at a time, and multiply them with a vector
-// that all blocks made together. Such vectors travel through global memory as words of a value and a tag: who
+// through a ring in shared memory. It waits for room, and for the oldest of the few copies under way, but for no
+// other block, so that memory is read while blocks wait for each other. Warps take rows from the ring, two at a
+// time, and multiply them with a vector that all blocks made together. Such vectors travel through global memory as words of a value and a tag: who
 // needs one reads until its tag is right, so there is neither a barrier between blocks nor, but for the rows of
 // memory and at the end, a fence. Counters tell when it is worth to look; what they say may be early. Warps that
 // neither stream nor multiply look the token's rows of memory up. The last block to end picks the most likely token.

@@ -47,8 +47,8 @@ struct Worker {
     DEVICE void mark(const Layer &, int) {}
 #endif
 
-    // Waits until nearly all blocks, all but one in EARLY, have written their parts of a vector. Loads of words before
-    // that would find little and disturb those that write.
+    // Waits until all blocks but one in EARLY have written their parts of a vector. Loads of words before that would find
+    // little and disturb those that write.
     DEVICE void wait_for_most(int which, int parts, u32 times) {
         const int writers = min(parts, blocks);
         const u32 enough = (u32)writers * times - writers / EARLY;
