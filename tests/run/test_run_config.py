@@ -1,3 +1,4 @@
+import json
 import math
 import re
 from dataclasses import replace
@@ -62,6 +63,56 @@ def test_a_tiny_preset_has_its_own_settings_and_those_given_win_over_them():
     assert (tiny.data.sequence, tiny.optim.max_lr) == (128, 3e-3)
     chosen = RunConfig.load(None, ["optim.max_lr=0.5", "train.batch=16"])
     assert (chosen.optim.max_lr, chosen.optim.min_lr, chosen.train.batch) == (0.5, tiny.optim.min_lr, 16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warmup"),
+    [
+        (["model.preset=tide-8e-1b"], 10_000),
+        (["model.preset=tide-8e-350m", "train.steps=2000"], 200),
+        (["train.steps=40"], 4),
+        (["train.steps=4"], 0),
+        (["train.steps=100000"], 100),  # the preset's
+        (["train.steps=40", "optim.warmup_steps=20"], 20),
+    ],
+)
+def test_a_warm_up_that_was_not_given_follows_the_steps(settings, warmup):
+    assert RunConfig.load(None, settings).optim.warmup_steps == warmup
+
+
+def of_tokens(folder, **tokens) -> str:
+    """Prepared data of so many tokens, of which only the manifest is there."""
+    splits = {name: [{"tokens": count - 1}, {"tokens": 1}] for name, count in tokens.items()}
+    (folder / "manifest.json").write_text(json.dumps({"splits": splits}))
+    return f"data.path={folder}"
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "settings", "sequence"),
+    [
+        (10**6, 2049, [], 2048),
+        (10**6, 2048, [], 1024),
+        (8 * 2048, 10**6, [], 1024),
+        (10**6, 600, ["data.sequence=2048"], 2048),
+        (10**6, 10**6, ["data.sequence=256"], 256),
+        (10**6, 600, ["model.preset=tide-4e-tiny"], 128),
+        (10**6, 70, ["model.preset=tide-4e-tiny"], 64),
+        (10**6, 10, [], 2048),  # which is refused by name
+    ],
+)
+def test_a_sequence_that_was_not_given_follows_the_data(tmp_path, train, validation, settings, sequence):
+    path = of_tokens(tmp_path, train=train, validation=validation)
+    config = RunConfig.load(None, ["model.preset=base-350m", path, *settings])
+    assert config.data.sequence == sequence
+    assert RunConfig.load(None, [path], config.to_dict()) == config
+
+
+def test_a_sequence_that_was_not_given_follows_the_model_to_start_from(tmp_path):
+    shape = ModelSection("base-tiny").shape().to_transformers()
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "model_type": "llama"}))
+    start = f"model.start={tmp_path}"
+    assert RunConfig.load(None, [start]).data.sequence == 512
+    assert RunConfig.load(None, [start, "data.sequence=1024"]).data.sequence == 1024
 
 
 def test_a_resumed_run_keeps_its_settings_and_new_ones_win():

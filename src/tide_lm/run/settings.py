@@ -109,6 +109,10 @@ class OptimSection:
     gain_lr_multiple: float = 1.0
     table_weight_decay: float = 0.1
 
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return self.max_lr, self.min_lr, self.warmup_lr, self.warmup_steps
+
     def __post_init__(self) -> None:
         if max(self.beta1, self.beta2) >= 1:
             raise ValueError(
@@ -169,6 +173,8 @@ class TrainSection:
         """Return how many sequences one process passes through the model at once."""
         return self.micro_batch or self.batch // processes
 
+
+SHORTEST_SEQUENCE = 32  # that a default may have
 
 # Besides its model, what a run cannot change after its first step.
 _FIXED = {"recipe", "data.sequence", "optim.table_moments"}
@@ -250,14 +256,16 @@ class RunConfig:
     ) -> "RunConfig":
         """Read a TOML file, and overrides `section.key=value`, which win over it.
 
-        Settings that neither names are those of the run that is `resumed`, or the defaults of a new run.
+        Settings that neither names are those of the run that is `resumed`, or the defaults of a new run,
+        with a warm-up and a sequence that fit its steps, its model and its data.
         """
         given = [] if file is None else [_read(file)]
         given += [strict.parse_override(text, cls) for text in overrides]
         try:
             chosen = strict.merge(cls, *given)
             below = _defaults(chosen) if resumed is None else _resumable(resumed)
-            return strict.build(cls, strict.merge(cls, below, chosen))
+            fitted = _fitted(strict.merge(cls, below, chosen)) if resumed is None else {}
+            return strict.build(cls, strict.merge(cls, below, fitted, chosen))
         except ValueError as error:
             where = "" if file is None else f" (in {file}{' or --set' if overrides else ''})"
             raise ValueError(f"{error}{where}") from None
@@ -315,6 +323,37 @@ def _defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     folder = ModelSection.of_folder(start)
     gains = {} if folder.memory_gain_init else {"gain_lr_multiple": recipes.GAINS_FROM_ZERO}
     return strict.merge(RunConfig, recipe, {"model": dataclasses.asdict(folder), "optim": gains})
+
+
+def _fitted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the warm-up and the sequence of a run that names none: not too long for what there is.
+
+    The warm-up is at most a tenth of the steps. The sequence has a position each in the model to start from,
+    and the data have a batch of it and one to validate on.
+    """
+    data, optim, train = (
+        strict.check(name, values.get(name, {}), kind)
+        for name, kind in (("data", DataSection), ("optim", OptimSection), ("train", TrainSection))
+    )
+    sequence, tokens = data.sequence, _tokens(Path(data.path))
+    if start := values.get("model", {}).get("start"):
+        sequence = min(sequence, ModelConfig.from_folder(Path(start)).max_position_embeddings)
+    room = min((tokens.get("train", 0) - 1) // train.batch, tokens.get("validation", 0) - 1)
+    if SHORTEST_SEQUENCE <= room < sequence:
+        sequence = 1 << room.bit_length() - 1
+    return {
+        "data": {"sequence": sequence},
+        "optim": {"warmup_steps": min(optim.warmup_steps, train.steps // 10)},
+    }
+
+
+def _tokens(folder: Path) -> dict[str, int]:
+    """Return how many tokens each split of prepared data has; training says what is wrong with other data."""
+    try:
+        splits = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["splits"]
+        return {name: sum(shard["tokens"] for shard in shards) for name, shards in splits.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _resumable(saved: Mapping[str, Any]) -> dict[str, Any]:
