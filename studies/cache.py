@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from tide_lm.bench.store import random_store
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import FrequencyBins
-from tide_lm.evaluate.perplexity import TextSize, document_tokens
+from tide_lm.evaluation.perplexity import TextSize, document_tokens
 from tide_lm.spec import presets
 from tide_lm.spec.config import Residence
 from tide_lm.store.reader import StoredRows, StoreFile

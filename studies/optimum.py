@@ -161,7 +161,7 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     from studies.designs import DESIGNS
     from studies.nulls import NULLS, embedding_as_table
     from tide_lm.model import TideForCausalLM
-    from tide_lm.train.trainer import Trainer
+    from tide_lm.training.trainer import Trainer
 
     started, folder, arm = time.monotonic(), scratch / run.slug, ARMS[run.arm]
     config = run.config(data, torch.cuda.is_available())

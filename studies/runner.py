@@ -18,14 +18,14 @@ from studies.controls import CONTROLS
 from studies.plan import SIZES, Run
 from tide_lm.analysis.analyze import OF_MEMORY, Analysis, AnalysisSettings, analyze
 from tide_lm.compress.measure import measure
-from tide_lm.evaluate import zero_shot
-from tide_lm.evaluate.texts import TextSettings, evaluate_checkpoints, evaluate_texts, write_texts
+from tide_lm.evaluation import zero_shot
+from tide_lm.evaluation.texts import TextSettings, evaluate_checkpoints, evaluate_texts, write_texts
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.run import files
 from tide_lm.run.directory import write_result
 from tide_lm.run.settings import RunConfig, compare
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.trainer import Trainer
 
 BENCHMARK_RECORDS = 1000  # of each task
 WORDS = ("zinc", "Fred")  # rare and common, each one token

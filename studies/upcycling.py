@@ -122,7 +122,7 @@ def _further(plan: Plan, way: Way, seed: int) -> dict[str, Any]:
 def _train(config: RunConfig, run: Path) -> dict[str, Any]:
     import torch
 
-    from tide_lm.train.trainer import Trainer
+    from tide_lm.training.trainer import Trainer
 
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")

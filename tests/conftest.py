@@ -240,7 +240,7 @@ def trained(prepared, tmp_path_factory):
     import json
 
     from tide_lm.run.settings import RunConfig
-    from tide_lm.train.trainer import Trainer
+    from tide_lm.training.trainer import Trainer
 
     run = tmp_path_factory.mktemp("trained") / "run"
     settings = [

@@ -4,7 +4,7 @@ import copy
 import json
 from pathlib import Path
 
-from tide_lm.evaluate.tasks import TASKS
+from tide_lm.evaluation.tasks import TASKS
 
 DEFINITIONS = {
     "arc_challenge": "arc/arc_challenge.yaml",

@@ -50,7 +50,7 @@ RUN_ELSEWHERE = {  # by .ci/run or the tests named
     "vllm serve": "tests/with_vllm",
     "tide-lm serve": "tests/cli/test_serve_command.py",
     "tide-lm explore": "tests/explore/test_explorer_in_browser.py",
-    "tide-lm evaluate runs/mine --benchmarks hub": "tests/evaluate/test_zero_shot.py",
+    "tide-lm evaluate runs/mine --benchmarks hub": "tests/evaluation/test_zero_shot.py",
 }
 ONE_PROCESS = """
 import shlex, sys

@@ -19,8 +19,8 @@ from tide_lm.analysis.norms import norms
 from tide_lm.analysis.routing import routing
 from tide_lm.analysis.updates import updates
 from tide_lm.data.frequency import FrequencyBins
-from tide_lm.evaluate.perplexity import Windows, perplexity
-from tide_lm.evaluate.texts import TextSettings
+from tide_lm.evaluation.perplexity import Windows, perplexity
+from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.spec import estimate, presets
 

@@ -5,7 +5,7 @@ import torch
 
 from tide_lm.bench import train as benchmark
 from tide_lm.bench.train import AGE, WARM_UP
-from tide_lm.train.row_optimizer import RowOptimizer
+from tide_lm.training.row_optimizer import RowOptimizer
 
 
 def test_ids_are_missed_for_as_long_as_in_a_run():

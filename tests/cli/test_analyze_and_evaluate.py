@@ -76,7 +76,7 @@ def test_evaluate_gives_perplexity_against_tokens(run, tmp_path, held_out):
 
 @pytest.mark.parametrize("wrong", [("--window", 100_000), ("--stride", 33), ("--text", "nowhere.txt")])
 def test_wrong_windows_and_texts_are_named_before_a_checkpoint_is_evaluated(run, monkeypatch, wrong):
-    monkeypatch.setattr("tide_lm.evaluate.texts.perplexity", lambda *_: pytest.fail("a text was read"))
+    monkeypatch.setattr("tide_lm.evaluation.texts.perplexity", lambda *_: pytest.fail("a text was read"))
     done = tide_lm("evaluate", run, "--all-checkpoints", *wrong)
     assert done.returncode == 2, done.stderr
     assert str(wrong[1]).replace("100000", "100,000") in done.said

@@ -9,8 +9,8 @@ import pytest
 from command import tide_lm
 
 from tide_lm.data.prepare import Settings
-from tide_lm.evaluate.perplexity import Windows
-from tide_lm.evaluate.texts import TextSettings
+from tide_lm.evaluation.perplexity import Windows
+from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model.opened import open_model
 from tide_lm.serve import Sampling
 from tide_lm.spec.config import Place, Residence
@@ -99,7 +99,7 @@ def test_what_each_analysis_is_asked(trained, reached):
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
 def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch):
-    monkeypatch.setattr("tide_lm.evaluate.tasks.check", lambda source, names: names)
+    monkeypatch.setattr("tide_lm.evaluation.tasks.check", lambda source, names: names)
     values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3"}
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
     verb, *before = words[:2] if words[0] == "analyze" else words[:1]
@@ -116,7 +116,7 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
 
 
 def test_which_benchmarks_are_run(trained, reached, monkeypatch, tmp_path):
-    monkeypatch.setattr("tide_lm.evaluate.tasks.check", lambda source, names: names)
+    monkeypatch.setattr("tide_lm.evaluation.tasks.check", lambda source, names: names)
     options = ("--benchmarks", tmp_path, "--tasks", "piqa,sciq", "--limit", 5, "--batch", 3)
     (_, _, source, names), named = reached("evaluate.zero_shot.score", "evaluate", trained, *options)
     assert (source, names) == (str(tmp_path), ["piqa", "sciq"])

@@ -6,8 +6,8 @@ import torch
 from tide_lm.compress.encode import Encoder, Form
 from tide_lm.compress.measure import FORMS, held, measure
 from tide_lm.compress.pack import pack
-from tide_lm.evaluate.perplexity import Windows, perplexity
-from tide_lm.evaluate.texts import TextSettings
+from tide_lm.evaluation.perplexity import Windows, perplexity
+from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import open_model
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tide_lm.run.settings import RunConfig
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")

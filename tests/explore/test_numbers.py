@@ -13,7 +13,7 @@ from tide_lm.analysis.tables import distances, neighbours
 from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.data.tokenizers import token_texts
-from tide_lm.evaluate.perplexity import Windows, losses, read
+from tide_lm.evaluation.perplexity import Windows, losses, read
 from tide_lm.explore import pairs, reader
 from tide_lm.explore.explorer import Explorer, Turn
 from tide_lm.explore.reader import Reader, shares

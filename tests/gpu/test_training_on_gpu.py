@@ -10,8 +10,8 @@ import torch
 
 from tide_lm.model import EmbeddingMemory, TideConfig
 from tide_lm.run.settings import OptimSection, RunConfig
-from tide_lm.train.row_optimizer import RowOptimizer
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.row_optimizer import RowOptimizer
+from tide_lm.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from tide_lm.model import Memory, TideForCausalLM
-from tide_lm.train.objective import compile_layers
+from tide_lm.training.objective import compile_layers
 
 VALUES_AND_STRICT = (True, True), (False, True), (False, False)
 

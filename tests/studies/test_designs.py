@@ -11,8 +11,8 @@ from studies.nulls import NULLS, Pairs, Reinjected, ShortConvolution
 from studies.optimum import ARMS, LAYER_PARAMETERS, SIZE
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run.settings import RunConfig, TrainSection
-from tide_lm.train.build import build_config
-from tide_lm.train.objective import Objective
+from tide_lm.training.build import build_config
+from tide_lm.training.objective import Objective
 
 SHAPE = {
     "vocab_size": 64,

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tide_lm.evaluate.texts import TextSettings
+    from tide_lm.evaluation.texts import TextSettings
     from tide_lm.model.opened import OpenedModel
 
 
@@ -48,7 +48,7 @@ def analyze(
 ) -> dict[str, Any]:
     """Return the numbers of one analysis; `opened.write` keeps them in the results of the model's run."""
     from tide_lm.analysis import collapse, footprint, gradients, layer_drop, norms, routing, tables, updates
-    from tide_lm.evaluate.texts import TextSettings
+    from tide_lm.evaluation.texts import TextSettings
 
     what, settings = Analysis(what), settings or AnalysisSettings()
     texts = settings.texts or TextSettings()

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.analysis.contexts import PAIRS, TEMPLATES
-from tide_lm.evaluate.perplexity import check_ids
+from tide_lm.evaluation.perplexity import check_ids
 from tide_lm.model.opened import OpenedModel
 
 Pair = tuple[str, str]

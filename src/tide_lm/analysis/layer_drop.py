@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from tide_lm.evaluate.perplexity import losses, read
-from tide_lm.evaluate.texts import TextSettings
+from tide_lm.evaluation.perplexity import losses, read
+from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from tide_lm.data.frequency import BINS
-from tide_lm.evaluate.perplexity import read
-from tide_lm.evaluate.texts import TextSettings
+from tide_lm.evaluation.perplexity import read
+from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 
 

@@ -19,10 +19,10 @@ from tide_lm.ops.transfer import upload
 from tide_lm.run.settings import RunConfig, TrainSection
 from tide_lm.spec import estimate, presets
 from tide_lm.spec.config import ModelConfig
-from tide_lm.train import optim
-from tide_lm.train.objective import Objective
-from tide_lm.train.row_optimizer import RowOptimizer, StepRows
-from tide_lm.train.speed import peak_flops
+from tide_lm.training import optim
+from tide_lm.training.objective import Objective
+from tide_lm.training.row_optimizer import RowOptimizer, StepRows
+from tide_lm.training.speed import peak_flops
 
 WARM_UP = 20  # steps, which compile, fill the allocator and bring a GPU to the clock that it can keep up
 AGE = 1000  # steps that row-lazy tables have behind them when they are timed

@@ -62,7 +62,7 @@ def command(
         raise typer.BadParameter(f"--tokens is {tokens} and --delta {delta}: give finite numbers")
     if what is Analysis.routing and len(text or ()) > 1:
         raise typer.BadParameter("routing reads one text: give --text once")
-    from tide_lm.evaluate.texts import TextSettings, TextSettingsError
+    from tide_lm.evaluation.texts import TextSettings, TextSettingsError
     from tide_lm.model.opened import open_model
 
     texts = TextSettings(options.named_texts(text), text_field, window, stride, batch)

@@ -31,7 +31,7 @@ def command(
     Example: tide-lm compress runs/mine --form "4 bits" --text wiki.test.txt
     """
     from tide_lm.compress.measure import FORMS, forms_named, measure
-    from tide_lm.evaluate.texts import TextSettings, TextSettingsError
+    from tide_lm.evaluation.texts import TextSettings, TextSettingsError
     from tide_lm.model.opened import open_model
 
     with options.usage_errors():

@@ -92,7 +92,7 @@ def settings(preset: str, data: Path, steps: int) -> RunConfig:
 
 
 def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
-    from tide_lm.train.trainer import Trainer
+    from tide_lm.training.trainer import Trainer
 
     config = settings(preset, data, steps)
     before = RunDirectory(run).read_config()
@@ -122,7 +122,7 @@ def _look_into(run: Path) -> list[float | None]:
     """Analyse both models for the report; return the null bank's weight in TIDE's last layer."""
     from tide_lm.analysis.analyze import OF_MEMORY, Analysis, AnalysisSettings, analyze
     from tide_lm.compress.measure import forms_named, measure
-    from tide_lm.evaluate.texts import TextSettings
+    from tide_lm.evaluation.texts import TextSettings
     from tide_lm.model.opened import open_model
 
     texts = TextSettings(window=128, stride=128, batch=32)

@@ -54,7 +54,7 @@ def command(
         raise typer.BadParameter("--tasks and --limit choose benchmarks: give --benchmarks")
     if all_checkpoints and memory is not None:
         raise typer.BadParameter("checkpoints are not packed: leave --memory out")
-    from tide_lm.evaluate import texts
+    from tide_lm.evaluation import texts
     from tide_lm.model.opened import open_model, owning_run
 
     settings = texts.TextSettings(options.named_texts(text), text_field, window, stride, batch)
@@ -90,8 +90,8 @@ def command(
 def _on_tasks(
     model: str, run: Path | None, memory: Any, source: str, tasks: str | None, batch: int, limit: int | None
 ) -> dict[str, Any]:
-    from tide_lm.evaluate.tasks import TASKS, check
-    from tide_lm.evaluate.zero_shot import score
+    from tide_lm.evaluation.tasks import TASKS, check
+    from tide_lm.evaluation.zero_shot import score
     from tide_lm.model.opened import open_model
 
     with options.usage_errors():
@@ -108,7 +108,7 @@ def _on_tasks(
 
 def _print_tasks(result: dict[str, Any]) -> None:
     """Print the columns of the paper's table as rows."""
-    from tide_lm.evaluate.tasks import TASKS
+    from tide_lm.evaluation.tasks import TASKS
 
     def per_cent(value: float | None) -> str:
         return number(value and 100 * value, ".1f")

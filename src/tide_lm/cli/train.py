@@ -54,7 +54,7 @@ def command(
     from tide_lm.run import process_group
 
     if dry_run:
-        from tide_lm.train.dry_run import dry_run as try_out
+        from tide_lm.training.dry_run import dry_run as try_out
 
         rank, count = process_group.started()
         if rank == 0:
@@ -62,7 +62,7 @@ def command(
             print_json(result) if as_json else _print_dry_run(result)
         return
 
-    from tide_lm.train.trainer import Trainer
+    from tide_lm.training.trainer import Trainer
 
     with process_group.joined():
         with training_progress(chosen.train.steps, shown=process_group.is_first()) as (log, advance):

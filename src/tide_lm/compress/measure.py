@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from tide_lm.compress.encode import Blocks, Directions, Encoder, Form
-from tide_lm.evaluate.perplexity import losses, read
-from tide_lm.evaluate.texts import TextSettings
+from tide_lm.evaluation.perplexity import losses, read
+from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 from tide_lm.model.stored import StoredMemory
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from tide_lm.analysis.collapse import watching
 from tide_lm.data import tokenizers
-from tide_lm.evaluate.perplexity import check_ids, token_losses
+from tide_lm.evaluation.perplexity import check_ids, token_losses
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.gate import MemoryGate
 from tide_lm.model.opened import OpenedModel

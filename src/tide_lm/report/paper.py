@@ -5,7 +5,7 @@ A statement says what it is about, what the paper has, and where.
 
 from typing import NamedTuple
 
-from tide_lm.evaluate import tasks
+from tide_lm.evaluation import tasks
 
 TASKS = {name: task.title for name, task in tasks.TASKS.items()}  # Table 2's columns, by lm-eval's names
 

@@ -14,8 +14,8 @@ from tide_lm.interop.upcycle import open_source, upcycle
 from tide_lm.model import TideForCausalLM
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import RunConfig
-from tide_lm.train.dry_run import dry_run
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.dry_run import dry_run
+from tide_lm.training.trainer import Trainer
 
 GENERATION = '{"eos_token_id": [1, 5], "temperature": 0.6, "top_p": 0.9}'  # as some have it: not sampled
 MEMORY = ("model.memory.", ".router.", ".value_gate.")

@@ -22,14 +22,14 @@ from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.model_card import model_card
 from tide_lm.run.settings import RunConfig, compare
 from tide_lm.spec.estimate import count_parameters, train_flops
-from tide_lm.train import optim, parallel
-from tide_lm.train.build import MakeModel, build_objective, build_row_optimizer
-from tide_lm.train.export import export
-from tide_lm.train.gradient_recorder import GradientRecorder
-from tide_lm.train.inputs import open_inputs, verify
-from tide_lm.train.monitor import Monitor
-from tide_lm.train.row_optimizer import StepRows, gains_are_zero
-from tide_lm.train.speed import Speedometer, progress_line
+from tide_lm.training import optim, parallel
+from tide_lm.training.build import MakeModel, build_objective, build_row_optimizer
+from tide_lm.training.export import export
+from tide_lm.training.gradient_recorder import GradientRecorder
+from tide_lm.training.inputs import open_inputs, verify
+from tide_lm.training.monitor import Monitor
+from tide_lm.training.row_optimizer import StepRows, gains_are_zero
+from tide_lm.training.speed import Speedometer, progress_line
 
 NON_FINITE_LIMIT = 3
 FOLDERS = ("data.path", "model.start")  # settings that may change

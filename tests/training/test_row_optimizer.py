@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tide_lm.run.settings import RunConfig
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.trainer import Trainer
 
 STEPS = 60  # many rows are missed for more than half of them
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tide_lm.data.frequency import FrequencyBins
-from tide_lm.evaluate.perplexity import TextSize, Windows, cut, document_tokens, perplexity
+from tide_lm.evaluation.perplexity import TextSize, Windows, cut, document_tokens, perplexity
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     code = """
 import sys, torch
 from tide_lm.data import tokenizers
-import tide_lm.evaluate.perplexity as module
+import tide_lm.evaluation.perplexity as module
 from tide_lm.model import TideConfig, TideForCausalLM
 tokenizer = tokenizers.train(["The quick brown fox jumps over the lazy dog.\\n"], 400)
 config = TideConfig(vocab_size=400, hidden_size=8, intermediate_size=8, num_hidden_layers=1,

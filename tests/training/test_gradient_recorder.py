@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tide_lm.train.gradient_recorder import GradientRecorder
+from tide_lm.training.gradient_recorder import GradientRecorder
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tide_lm.evaluate.perplexity import check_ids
-from tide_lm.evaluate.tasks import HUB, LAMBADA, TASKS, Item, check, read_items
+from tide_lm.evaluation.perplexity import check_ids
+from tide_lm.evaluation.tasks import HUB, LAMBADA, TASKS, Item, check, read_items
 
 UNLIMITED = 10**9  # a tokenizer without a length of its own gives more
 

@@ -17,8 +17,8 @@ from tide_lm.ops.row_index import RowIndex
 from tide_lm.ops.row_table import History, RowTable
 from tide_lm.ops.transfer import upload
 from tide_lm.run.settings import OptimSection
-from tide_lm.train.exchange import Exchange
-from tide_lm.train.objective import BatchRows
+from tide_lm.training.exchange import Exchange
+from tide_lm.training.objective import BatchRows
 
 
 class StepRows(NamedTuple):

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from tide_lm.train.speed import Speedometer, progress_line
+from tide_lm.training.speed import Speedometer, progress_line
 
 
 def test_speed_is_that_of_the_steps_and_the_time_left_that_of_all(monkeypatch):

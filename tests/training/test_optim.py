@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from tide_lm.run.settings import OptimSection
-from tide_lm.train import optim
-from tide_lm.train.optim import learning_rate, make_optimizer
+from tide_lm.training import optim
+from tide_lm.training.optim import learning_rate, make_optimizer
 
 
 def test_the_schedule_passes_through_the_papers_points():

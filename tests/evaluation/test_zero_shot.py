@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tide_lm.evaluate import zero_shot
-from tide_lm.evaluate.tasks import TASKS, Item, read_items
-from tide_lm.evaluate.zero_shot import Encoder, Likelihood, Request
+from tide_lm.evaluation import zero_shot
+from tide_lm.evaluation.tasks import TASKS, Item, read_items
+from tide_lm.evaluation.zero_shot import Encoder, Likelihood, Request
 
 ARC = {
     "question": "What does every layer know?",

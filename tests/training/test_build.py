@@ -8,7 +8,7 @@ import torch
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import recipes
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from tide_lm.train.monitor import Monitor
+from tide_lm.training.monitor import Monitor
 
 
 def test_a_run_is_watched_in_weights_and_biases_under_one_id(tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ from tide_lm.data.shards import Manifest
 from tide_lm.model import Memory, TideForCausalLM
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
-from tide_lm.train.build import build_config, freeze
-from tide_lm.train.inputs import Inputs, open_inputs
-from tide_lm.train.objective import Objective
+from tide_lm.training.build import build_config, freeze
+from tide_lm.training.inputs import Inputs, open_inputs
+from tide_lm.training.objective import Objective
 
 FIRST_CHARACTERS = 300
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Shard
 from tide_lm.model import EmbeddingMemory, Memory
 from tide_lm.model.config import TideConfig
 from tide_lm.run import process_group
-from tide_lm.train.exchange import Exchange
-from tide_lm.train.objective import BatchRows
-from tide_lm.train.row_optimizer import RowOptimizer, StepRows
+from tide_lm.training.exchange import Exchange
+from tide_lm.training.objective import BatchRows
+from tide_lm.training.row_optimizer import RowOptimizer, StepRows
 
 _PIECE_VALUES = 2**24  # how many values of a table are exchanged at once
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from tide_lm.run import checkpoint
 from tide_lm.run.settings import RunConfig
-from tide_lm.train.dry_run import dry_run
+from tide_lm.training.dry_run import dry_run
 
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked up in /proc")
 STEPS = 12

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from tide_lm.cli import progress
 from tide_lm.run.settings import RunConfig
-from tide_lm.train.dry_run import activation_bytes
-from tide_lm.train.trainer import Trainer
+from tide_lm.training.dry_run import activation_bytes
+from tide_lm.training.trainer import Trainer
 
 STEPS = 24
 

@@ -15,7 +15,7 @@ from tide_lm.model import TideForCausalLM
 from tide_lm.run import files
 from tide_lm.run.directory import results_folder
 from tide_lm.run.provenance import provenance
-from tide_lm.train.row_optimizer import RowOptimizer
+from tide_lm.training.row_optimizer import RowOptimizer
 
 
 class GradientRecorder:

@@ -5,7 +5,7 @@ import torch
 from tide_lm.model import EmbeddingMemory, TideConfig
 from tide_lm.model.initialisation import draw_table
 from tide_lm.run import process_group
-from tide_lm.train.sharded_memory import ShardedMemory
+from tide_lm.training.sharded_memory import ShardedMemory
 
 V, K, D = 23, 2, 6
 

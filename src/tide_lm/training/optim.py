@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from tide_lm.run import process_group
 from tide_lm.run.settings import OptimSection
-from tide_lm.train.row_optimizer import RowOptimizer, StepRows
+from tide_lm.training.row_optimizer import RowOptimizer, StepRows
 
 
 def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.AdamW:

@@ -11,10 +11,10 @@ from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model.loading import memory_tensors
 from tide_lm.run import process_group
 from tide_lm.run.settings import ModelSection, OptimSection, RunConfig
-from tide_lm.train import parallel
-from tide_lm.train.objective import Objective
-from tide_lm.train.row_optimizer import RowOptimizer
-from tide_lm.train.sharded_memory import ShardedRowOptimizer
+from tide_lm.training import parallel
+from tide_lm.training.objective import Objective
+from tide_lm.training.row_optimizer import RowOptimizer
+from tide_lm.training.sharded_memory import ShardedRowOptimizer
 
 MakeModel = Callable[[TideConfig], TideForCausalLM]
 

@@ -12,7 +12,7 @@ import torch
 from train import sharded_memory as script
 
 from tide_lm.run import process_group
-from tide_lm.train import exchange, sharded_memory
+from tide_lm.training import exchange, sharded_memory
 
 
 @pytest.fixture

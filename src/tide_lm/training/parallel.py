@@ -8,8 +8,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tide_lm.model import TideConfig, TideForCausalLM, streamed_tensors
 from tide_lm.run import checkpoint, process_group
-from tide_lm.train.objective import Objective
-from tide_lm.train.sharded_memory import ShardedMemory
+from tide_lm.training.objective import Objective
+from tide_lm.training.sharded_memory import ShardedMemory
 
 
 def without_weights(config: TideConfig) -> TideForCausalLM:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tide_lm.model import TideForCausalLM, streamed_tensors
 from tide_lm.model.streamed_tensors import Streamed
 from tide_lm.run import files, process_group
-from tide_lm.train.sharded_memory import ShardedMemory
+from tide_lm.training.sharded_memory import ShardedMemory
 
 _PIECE_ROWS = 512  # of the tables, that the first rank holds at once
 
