@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli.options import AsJson
-from tide_lm.cli.output import number, print_json, print_table
+from tide_lm.cli.output import number, print_json, print_next, print_table
 from tide_lm.cli.progress import training_progress, working
 from tide_lm.report import overview
 from tide_lm.report.results import open_runs
@@ -51,7 +51,7 @@ def command(
     print_json(result) if as_json else _print(run, result)
     page = write_report([run / kind for kind in PRESETS], run / "report" / "index.html")
     typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {page}", err=True)
-    typer.echo(f"Next: tide-lm explore {run}", err=True)
+    print_next(f"tide-lm explore {run}")
 
 
 def both_runs(folder: str) -> tuple[str, str] | None:

@@ -52,6 +52,11 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def print_next(command: str) -> None:
+    """Name the command that a user would type next."""
+    typer.echo(f"Next: {command}", err=True)
+
+
 def defer_to_first() -> None:
     """Wait before an error that all processes of torchrun may have met."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
