@@ -116,10 +116,19 @@ def test_a_long_training_curve_is_drawn_by_its_means(two_runs, monkeypatch):
     _, tide = open_runs(two_runs)
     tokens_seen, losses = training.training_curve(tide)
     assert len(losses) == 59  # one step was left out
-    monkeypatch.setattr(training, "CURVE_POINTS", 30)
+    monkeypatch.setattr(training, "CURVE_POINTS", 29)
     tokens_seen, losses = training.training_curve(tide)
     assert (len(losses), tokens_seen[-1]) == (30, 6000)
     assert losses[0] == pytest.approx(8 - 1.5 / 20)
+
+
+def test_every_loss_of_a_run_that_logs_rarely_is_in_its_curve(two_runs):
+    """A demo of 300 steps logs every 50 of them; it had a curve of 6 points."""
+    _, tide = open_runs(two_runs)
+    lines = [{"step": step, "tokens": 10 * step, "loss": 2.0, "losses": [3.0] * 50} for step in (50, 100)]
+    tide.metrics[:] = lines
+    tokens_seen, losses = training.training_curve(tide)
+    assert (losses, tokens_seen[:2], tokens_seen[-1]) == ([3.0] * 100, [10, 20], 1000)
 
 
 def test_what_rare_tokens_lose_is_told_beside_what_all_do(two_runs):

@@ -149,6 +149,17 @@ def test_what_people_watch_is_written(whole_run):
     assert isinstance(metrics(whole_run)[-1]["sample"], str)
 
 
+def test_the_loss_of_every_step_is_kept_however_few_lines_are_logged(settings, tmp_path):
+    config = RunConfig.load(
+        None, [*settings, "train.log_every=10", "train.steps=13", "train.validate_every=13"]
+    )
+    Trainer(config, tmp_path / "run", print).train()
+    found = [(line["step"], len(line["losses"])) for line in metrics(tmp_path / "run")]
+    assert found == [(10, 10), (13, 3)]
+    last = metrics(tmp_path / "run")[-1]
+    assert last["losses"][-1] == pytest.approx(last["loss"], abs=1e-5)
+
+
 def test_the_export_opens_with_transformers(whole_run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tide_lm.report.schema import NUMBER_OR_NULL, SCHEMAS, check, check_result
+from tide_lm.report.schema import METRICS, SCHEMAS, check, check_result
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
@@ -201,7 +201,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         records = [json.loads(line) for line in lines]
-        check(records, [{"step": int, "tokens": int, "loss?": NUMBER_OR_NULL}], "line", {})
+        check(records, [METRICS], "line", {})
     except ValueError as error:
         raise ValueError(f"{path} has a line that is no record of a step ({error}): remove it") from None
     return records

@@ -33,6 +33,12 @@ _FFN = {"members": _BY_LAYER, **_each(_BY_PAIR, "input_distance", "slope", "boun
 _DISTANCES = {**_each(_BY_PAIR, "distance", "relative"), "collapse_set": _BY_LAYER, "ffn": (None, _FFN)}
 _SKIPPED = {"skipped": [[str, 2]]}
 _COMPRESSED = {"*texts": {**_LOSSES, "perplexity": NUMBER_OR_NULL}}
+METRICS = {  # a line of metrics.jsonl; "losses" are of the steps since the line before
+    **_each(int, "step", "tokens"),
+    **_each(NUMBER_OR_NULL, "loss?", "learning_rate?"),
+    "losses?": [NUMBER_OR_NULL],
+    "timing?": _each(NUMBER_OR_NULL, "tokens_per_s", "memory_gb", "seconds_left"),
+}
 _FORM = {"form": str, "bits": int, "blocks": str, **_each(NUMBER, "rank", "weighted?", "relative_bytes")}
 
 SCHEMAS: dict[str, dict] = {

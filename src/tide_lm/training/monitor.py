@@ -38,7 +38,7 @@ class Monitor:
         files.write_atomically(id_file, known)
 
     def add(self, record: dict[str, Any]) -> None:
-        numbers = _numbers(record)
+        numbers = _numbers({name: value for name, value in record.items() if name != "losses"})
         step = int(numbers.pop("step"))
         if self.tensorboard:
             if self._writer is None:

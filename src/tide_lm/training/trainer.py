@@ -182,16 +182,19 @@ class Trainer:
     def _loop(self) -> dict[str, Any]:
         settings = self.config.train
         validation = self._last_validation()
+        losses: list[float | None] = []  # since the last record
         while self.step < settings.steps:
             record = self._train_step()
             self.step += 1
+            losses.append(record["loss"] and round(record["loss"], 5))
             self.progress(self.step)
             last, stopping = self.step == settings.steps, self.stopped_by > 0
             if last or _is_due(self.step, settings.validate_every):
                 record |= {"validation": self._validate(), "sample": self.sample()}
                 validation = {"step": self.step, **record["validation"]}
             if "validation" in record or _is_due(self.step, settings.log_every):
-                process_group.run_on_first(partial(self._log, record))
+                process_group.run_on_first(partial(self._log, record | {"losses": losses}))
+                losses = []
             saving = _is_due(self.step, settings.checkpoint_every) or _is_due(self.step, settings.keep_every)
             if last or stopping or saving:
                 self._save()

@@ -12,7 +12,7 @@ from tide_lm.report.figure import Axes, Comparison, Figure, Panel, Runs, beside
 from tide_lm.report.formatting import NOT_MEASURED, number, short
 from tide_lm.report.results import Run, same_text, shared
 
-CURVE_POINTS = 400  # of a training curve: the means of as many equal parts
+CURVE_POINTS = 100  # of a training curve, at least, if it has as many steps: the means of equal parts
 
 
 def stated_perplexity(text: str) -> str | None:
@@ -94,7 +94,13 @@ PERPLEXITY = Figure(
 def _logged(run: Run) -> list[tuple[float, float]]:
     """Return tokens and loss of the steps that have one."""
     run.refuse_damage("metrics")
-    return [(line["tokens"], line["loss"]) for line in run.metrics if line.get("loss") is not None]
+    found = []
+    for line in run.metrics:
+        losses, step = line.get("losses") or [line.get("loss")], line["step"]
+        for done, loss in enumerate(losses, start=step - len(losses) + 1):
+            if loss is not None:
+                found.append((line["tokens"] * done / max(step, 1), loss))
+    return found
 
 
 def _lacks_losses(run: Run) -> str | None:
@@ -104,7 +110,7 @@ def _lacks_losses(run: Run) -> str | None:
 def training_curve(run: Run) -> tuple[list[float], list[float]]:
     """Return tokens and training loss, averaged over equal parts of a long run."""
     found = _logged(run)
-    size = -(-len(found) // CURVE_POINTS) or 1
+    size = len(found) // CURVE_POINTS or 1
     parts = [found[start : start + size] for start in range(0, len(found), size)]
     return [part[-1][0] for part in parts], [fmean(loss for _, loss in part) for part in parts]
 
@@ -121,7 +127,7 @@ TRAINING_LOSS = Figure(
     name="training-loss",
     place="Figure 14",
     title="Training loss",
-    says="The loss of single batches as they were logged; in a long run, means of many.",
+    says="The loss of the batches of each step; in a longer run, means over equal numbers of steps.",
     reads="metrics",
     lacks=_lacks_losses,
     panels=lambda runs: [Panel("Training loss", partial(_draw_training, runs=runs))],
