@@ -135,6 +135,8 @@ def test_trainer(place):
     state = json.loads((place / "runs/trainer/checkpoint-10/trainer_state.json").read_text())
     found = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
     assert sum(found[-3:]) < sum(found[:3]) - 0.5
+    groups = torch.load(place / "runs/trainer/checkpoint-10/optimizer.pt", weights_only=True)["param_groups"]
+    assert [(group["initial_lr"], group["weight_decay"]) for group in groups][-1] == (5e-3, 0.0)
     assert found[0] < losses(place / "runs/mine")[0] - 0.5  # it goes on from there
     assert "model.memory.weight" in changed(place / EXPORT, place / "runs/trainer/export")
 

@@ -19,6 +19,7 @@ _HOMES = {
     "TideDecoderLayer": "tide_lm.model",
     "TideForCausalLM": "tide_lm.model",
     "TideModel": "tide_lm.model",
+    "param_groups": "tide_lm.api",
 }
 __all__ = list(_HOMES)
 

@@ -321,8 +321,8 @@ def _defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     if others := [key for key in model if key != "start"]:
         raise ValueError(f"model.{others[0]} is decided by {start}, the model to start from: leave it out")
     folder = ModelSection.of_folder(start)
-    gains = {} if folder.memory_gain_init else {"gain_lr_multiple": recipes.GAINS_FROM_ZERO}
-    return strict.merge(RunConfig, recipe, {"model": dataclasses.asdict(folder), "optim": gains})
+    optim = recipes.optim_of(name, folder.memory_gain_init)
+    return strict.merge(RunConfig, recipe, {"model": dataclasses.asdict(folder), "optim": optim})
 
 
 def _fitted(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 AtLeastOne = Annotated[int, 1]
@@ -19,6 +20,11 @@ def merge(kind: type, *layers: Mapping[str, Any]) -> dict[str, Any]:
             is_section = dataclasses.is_dataclass(known.get(name))
             merged[name] = {**merged.get(name, {}), **section(name, value)} if is_section else value
     return merged
+
+
+def plain(value: Any) -> Any:
+    """Return a path as text and numpy's numbers as Python's, as settings have them."""
+    return value.item() if hasattr(value, "item") else str(value) if isinstance(value, Path) else value
 
 
 def section(name: str, values: Any) -> Mapping[str, Any]:

@@ -14,4 +14,10 @@ RECIPES: dict[Recipe, dict[str, dict[str, Any]]] = {
         "optim": {"table_lr_multiple": 5.0, "table_weight_decay": 0.0},
     },
 }
-GAINS_FROM_ZERO = 10.0  # optim.gain_lr_multiple of an upcycled model: docs/upcycling.md
+_GAINS_FROM_ZERO = 10.0  # optim.gain_lr_multiple of an upcycled model: docs/upcycling.md
+
+
+def optim_of(recipe: Recipe, gain_init: float) -> dict[str, Any]:
+    """Return a recipe's settings of section `optim`, for a model whose gains began at `gain_init`."""
+    faster = {} if gain_init else {"gain_lr_multiple": _GAINS_FROM_ZERO}
+    return RECIPES[recipe]["optim"] | faster

@@ -13,7 +13,18 @@ from tide_lm.training.row_optimizer import RowOptimizer, StepRows
 
 
 def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.AdamW:
-    """Make AdamW in groups: tables and gains have their own learning rate, tables their own decay."""
+    """Make AdamW, whose rate of each group `step` sets."""
+    return torch.optim.AdamW(
+        grouped(model, settings),
+        lr=settings.max_lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        fused=next(model.parameters()).device.type == "cuda",
+    )
+
+
+def grouped(model: nn.Module, settings: OptimSection) -> list[dict[str, Any]]:
+    """Group what is trained: tables and gains have their own learning rate, tables their own decay."""
 
     def group(weight_decay: float, lr_multiple: float) -> dict[str, Any]:
         return {"params": [], "weight_decay": weight_decay, "lr_multiple": lr_multiple}
@@ -26,13 +37,7 @@ def make_optimizer(model: nn.Module, settings: OptimSection) -> torch.optim.Adam
             is_gain = name.endswith("memory.norm.weight")
             own = tables if name.endswith("memory.weight") else gains if is_gain else others
             own["params"].append(parameter)
-    return torch.optim.AdamW(
-        [each for each in (others, gains, tables) if each["params"]],
-        lr=settings.max_lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        fused=next(model.parameters()).device.type == "cuda",
-    )
+    return [each for each in (others, gains, tables) if each["params"]]
 
 
 def learning_rate(step: int, steps: int, settings: OptimSection) -> float:
