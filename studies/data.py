@@ -7,6 +7,7 @@ from tide_lm.data import sources
 from tide_lm.data.corpus import Corpus
 from tide_lm.data.prepare import Settings, prepare_corpus
 from tide_lm.data.shards import Manifest
+from tide_lm.data.split import Split
 
 TRAINING, VALIDATION = "*_train*.jsonl.xz", "*_valid.jsonl.xz"
 
@@ -15,8 +16,8 @@ class Both(Corpus):
     """Documents to train on, and then all documents of some other parts, to validate with."""
 
     def __init__(self, training: list[sources.Part], validation: list[sources.Part]) -> None:
-        super().__init__(training, 0.0)
-        self.held_out = Corpus(validation, 1.0)
+        super().__init__(training, Split())
+        self.held_out = Corpus(validation, Split.of_share(1.0))
         self.held_out.tally = self.tally
 
     def __iter__(self) -> Iterator[tuple[str, str]]:

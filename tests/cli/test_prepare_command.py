@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 from command import call, tide_lm
 from data.in_this_process import InThisProcess
 
-from tide_lm.data.shards import TokenSplit
+from tide_lm.data.shards import Manifest, TokenSplit
 
 IN_TASKS = ["--out", "out", "--executor", "local", "--tasks", 2]
 
@@ -31,7 +32,7 @@ def test_it_prints_what_it_made(text, tmp_path):
     options = ["--train-tokenizer", 300, "--validation", 0.1, "--text-field", "body"]
     done = tide_lm("prepare", text, "--out", tmp_path / "a", *options, "--json")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"Preparing {text} ...\n"
+    assert done.stderr.splitlines()[0] == f"Preparing {text} ..."
     result = json.loads(done.stdout)
     assert result["tokens"]["train"] == len(TokenSplit(tmp_path / "a"))
     assert sum(result["documents"].values()) == 200
@@ -39,6 +40,21 @@ def test_it_prints_what_it_made(text, tmp_path):
     assert result["sha256"] in table
     assert f"{result['documents']['train']} train" in table
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
+
+
+def test_one_short_text_is_enough_for_the_command_that_is_named_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a text.txt").write_text("".join(topics.values())[:20_000])
+    done = tide_lm("prepare", "a text.txt", "--out", "my data", "--train-tokenizer", 300)
+    assert done.returncode == 0, done.stderr
+    _, held_out, following = done.stderr.splitlines()
+    tokens = Manifest.read(tmp_path / "my data").tokens("validation")
+    assert held_out.startswith(f"Held out to validate on: {tokens:,} tokens, the end of a document; ")
+    assert following.startswith("Next: tide-lm train --run 'runs/my data' --set 'data.path=my data' ")
+    assert "model.preset=tide-4e-tiny --set model.vocab_size=300 --set train.steps=" in following
+    trained = tide_lm(*shlex.split(following)[2:], "--set", "train.steps=1", "--json")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["step"] == 1
 
 
 @pytest.fixture(params=["here", pytest.param("datatrove", marks=pytest.mark.cluster)])
@@ -62,7 +78,7 @@ def test_an_executor_prints_the_same(text, tmp_path):
 @pytest.mark.usefixtures("executor")
 def test_a_failing_task_is_one_clear_error(text, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    options = ["--tokenizer", tmp_path / "tokenizer", "--executor", "local", "--tasks", 2]
+    options = ["--tokenizer", tmp_path / "tokenizer", "--validation", 0, "--executor", "local", "--tasks", 2]
     done = tide_lm("prepare", text, "--out", tmp_path / "out", *options)  # without its --text-field
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -75,7 +91,9 @@ def test_a_failing_task_is_one_clear_error(text, tmp_path, tokenizer):
 def test_the_builtin_text_is_the_default(tmp_path, monkeypatch):
     """Leave its largest part, the docstrings, to the demo."""
     monkeypatch.setattr("tide_lm.data.builtin.source_files", list)
-    done = tide_lm("prepare", "--out", tmp_path / "out", "--train-tokenizer", 258, "--json")
+    done = tide_lm(
+        "prepare", "--out", tmp_path / "out", "--train-tokenizer", 258, "--validation", 0.1, "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert sum(json.loads(done.stdout)["documents"].values()) == len(topics)
 

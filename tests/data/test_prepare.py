@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tide_lm.data import encoding, prepare, sources, tokenizers
 from tide_lm.data.shards import Manifest, TokenSplit
+from tide_lm.data.split import ENOUGH
 from tide_lm.run import files
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext" / "wikitext2_raw_test.txt.xz"
@@ -142,12 +143,50 @@ def test_a_tokenizer_that_marks_the_start_of_a_text_gets_whole_documents(monkeyp
     assert len(list(encoder.pieces(sources.lines("one\ntwo\n three\n" * 9)))) == 1
 
 
+STORY = "".join(f"Line {i}: every layer knows the token beneath the context.\n" for i in range(4000))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "validation"),
+    [
+        ("a.txt", STORY, 0.005),
+        ("a.txt", STORY[:5000], 0.005),
+        ("a.txt", STORY.replace("\n", ""), 0.005),
+        ("a.txt", STORY, 0.5),
+        ("a.txt", "125 " + STORY, 0.005),  # whose key is below the share
+        ("many.jsonl", "".join(json.dumps({"text": STORY[i : i + 50]}) + "\n" for i in range(1069)), 0.005),
+        ("same.jsonl", (json.dumps({"text": STORY[:900]}) + "\n") * 90, 0.005),
+        ("few.jsonl", "".join(json.dumps({"text": STORY[i:]}) + "\n" for i in range(5)), 0.005),
+    ],
+)
+def test_enough_is_held_out_of_any_text(tmp_path, name, text, validation):
+    (tmp_path / name).write_text(text)
+    settings = prepare.Settings(str(tmp_path / name), train_tokenizer=300, validation=validation)
+    manifest = prepare.prepare(settings, tmp_path / "out")
+    train, held_out = manifest.tokens("train"), manifest.tokens("validation")
+    share = max(validation, min(0.09, 2 * ENOUGH / len(text)))
+    assert share * 0.9 < held_out / (train + held_out) < share * 1.5
+    pieces = decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "validation")
+    assert sum(map(len, pieces)) == len(text if name == "a.txt" else "".join(texts_of(tmp_path / name)))
+    if name == "a.txt":
+        assert "".join(pieces) == text
+    assert manifest.source["split"]
+
+
+def test_a_share_that_holds_out_enough_decides_alone(corpus, tmp_path):
+    settings = prepare.Settings(str(corpus), train_tokenizer=300, validation=0.1)
+    manifest = prepare.prepare(settings, tmp_path / "out")
+    assert "split" not in manifest.source
+    below = [text for text in texts_of(corpus) if int.from_bytes(sha256(text.encode())[-4:]) < 0.1 * 2**32]
+    assert decoded(tmp_path / "out", "validation") == below
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        ("", {}, r"the source '.*corpus.jsonl' has no text to train on, and 0 documents"),
-        ('{"text": ""}\n', {}, "has no text to train on"),
-        ('{"text": "a"}\n', {"validation": 0.999999}, "and 1 documents to validate on: .*lower"),
+        ("", {}, r"the source '.*corpus.jsonl' has 0 tokens of text, and at least 512 .*: give more text$"),
+        ('{"text": ""}\n', {"validation": 0}, "has 0 tokens of text, and at least 1 "),
+        ('{"text": "a"}\n', {}, "has 2 tokens of text, and at least 512 are .* --validation 0"),
         ('{"text": "\\ud800"}\n', {}, r"corpus.jsonl:1 has '\\ud800', half of a surrogate pair"),
         ('{"text": "a"}\n{"text": "b\n', {}, "corpus.jsonl:2 is not JSON"),
         ('{"text": "a"}\n', {"validation": 1.0}, "is 1.0: .* below 1"),

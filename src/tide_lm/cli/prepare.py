@@ -1,6 +1,7 @@
 """`tide-lm prepare`: text to token shards."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -9,12 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tide_lm.cli.options import AsJson, usage_errors
-from tide_lm.cli.output import pairs, print_json, print_table
+from tide_lm.cli.output import pairs, print_json, print_next, print_table
 from tide_lm.cli.progress import working
+from tide_lm.run.settings import MANY_EPOCHS, ModelSection, RunConfig
+from tide_lm.spec import presets
+from tide_lm.spec.estimate import count_parameters
 
 if TYPE_CHECKING:
     from tide_lm.data.prepare import Settings
     from tide_lm.data.shards import Manifest
+
+
+SIZES = ("tide-8e-6m", "tide-8e-small", "tide-8e-medium")  # of a run of minutes to a day
+TOKENS_PER_PARAMETER = 4  # with fewer, a smaller model learns as much
 
 
 class Executor(StrEnum):
@@ -40,7 +48,8 @@ def command(
         typer.Option(min=258, show_default="4096", help="Or train a byte-level BPE of N tokens."),
     ] = None,
     validation: Annotated[
-        float, typer.Option(min=0, max=0.5, help="The share of documents to hold out.")
+        float,
+        typer.Option(min=0, max=0.5, help="The share of documents to hold out, or more of a small text."),
     ] = 0.005,
     text_field: Annotated[str, typer.Option(help="The field of a record that holds its text.")] = "text",
     executor: Annotated[
@@ -126,9 +135,18 @@ def _prepare_in_tasks(
 
 
 def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    if not manifest.tokens("validation"):
+    source, held_out = manifest.source, manifest.tokens("validation")
+    if not held_out:
         typer.echo("warning: no document was held out, and training validates: raise --validation", err=True)
-    source = manifest.source
+    elif split := source.get("split"):
+        what = "whole documents" if split["cut"] < 0 else "the end of a document"
+        if split["cut"] >= 0 and split["below"]:
+            what = f"whole documents and {what}"
+        typer.echo(
+            f"Held out to validate on: {held_out:,} tokens, {what}; a share of {source['validation']:g} "
+            "would be too little of so small a text",
+            err=True,
+        )
     result = {
         "documents": source["documents"],
         "tokens": {split: manifest.tokens(split) for split in manifest.splits},
@@ -141,3 +159,23 @@ def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
         print_json(result)
     else:
         print_table(f"Prepared {source['source']}", ["what", "value"], pairs(result), numbers=False)
+    if held_out:
+        print_next(_train_command(manifest, out))
+
+
+def _train_command(manifest: "Manifest", out: Path) -> str:
+    """Return a call that trains the largest small model that the data are enough for."""
+    tokens, chosen = manifest.tokens("train"), presets.get(ModelSection.preset)
+    for name in SIZES:
+        larger = presets.get(name)
+        if count_parameters(larger.model).backbone * TOKENS_PER_PARAMETER <= tokens:
+            chosen = larger
+    settings = [f"data.path={out}", f"model.preset={chosen.name}"]
+    if manifest.vocab_size != chosen.model.vocab_size:
+        settings.append(f"model.vocab_size={manifest.vocab_size}")
+    config = RunConfig.load(None, settings)
+    steps = MANY_EPOCHS * tokens // (config.train.batch * config.data.sequence)
+    if steps < config.train.steps:
+        settings.append(f"train.steps={steps}")
+    words = [word for setting in settings for word in ("--set", setting)]
+    return shlex.join(["tide-lm", "train", "--run", f"runs/{out.name}", *words])

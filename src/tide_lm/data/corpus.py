@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tide_lm.data.sources import Part
+from tide_lm.data.split import Split, digest_of, enough
 
 SPLITS = ("train", "validation")
 
@@ -33,36 +34,40 @@ class Tally:
 
 
 class Corpus:
-    """The documents of some parts of a source, and the split of each.
+    """The documents of some parts of a source, and the split of each; a cut one is a document of both."""
 
-    The split depends on the text alone: any order gives the same one, and equal texts share it.
-    """
-
-    def __init__(self, parts: Iterable[Part], validation: float) -> None:
-        self.parts, self.validation = parts, validation
+    def __init__(self, parts: Iterable[Part], split: Split) -> None:
+        self.parts, self.split = parts, split
         self.tally = Tally()
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for part in self.parts:
             digests = hashlib.sha256()
             empty = True
-            for name, text in part.documents():
-                if not (data := _utf8(name, text)):
-                    continue
-                digest = hashlib.sha256(data).digest()
-                split = SPLITS[int.from_bytes(digest[-4:]) < self.validation * 2**32]
-                self.tally.documents[split] += 1
+            for text, data in _texts(part):
+                digest = digest_of(data)
                 self.tally.bytes += len(data)
                 digests.update(digest)
                 empty = False
-                yield text, split
+                for split, piece in self.split.divide(text, digest).items():
+                    self.tally.documents[split] += 1
+                    yield piece, split
             if not empty:
                 self.tally.digests.append(digests.hexdigest())
 
 
-def _utf8(name: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        half = text[error.start]
-        raise ValueError(f"{name} has {half!r}, half of a surrogate pair: correct or remove it") from None
+def split_of(parts: Iterable[Part], share: float) -> Split:
+    """Return the split that holds out this share of some parts, and enough to validate on."""
+    return enough(share, ((text, digest_of(data)) for part in parts for text, data in _texts(part)))
+
+
+def _texts(part: Part) -> Iterator[tuple[str, bytes]]:
+    """Yield the documents that hold text, and their bytes in UTF-8."""
+    for name, text in part.documents():
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            raise ValueError(f"{name} has {half!r}, half of a surrogate pair: correct or remove it") from None
+        if data:
+            yield text, data

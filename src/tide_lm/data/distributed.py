@@ -19,6 +19,7 @@ from typing import Any
 
 from tide_lm import __version__
 from tide_lm.data import sources
+from tide_lm.data.corpus import Corpus, split_of
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import FORMAT, Assemble, Encode, Work, WorkingFolder
@@ -108,7 +109,12 @@ def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Pa
             )
         _check_no_job_is_left(folder)
         return
-    folder.make(lambda draft: Work(**asked, vocabulary=save_tokenizer(settings, parts, draft)))
+    split = split_of(parts, settings.validation)
+
+    def work(draft: Path) -> Work:
+        return Work(**asked, vocabulary=save_tokenizer(settings, Corpus(parts, split), draft), split=split)
+
+    folder.make(work)
 
 
 def _run(

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from tide_lm.data import sources, tokenizers
-from tide_lm.data.corpus import SPLITS, Corpus, Tally
+from tide_lm.data.corpus import SPLITS, Corpus, Tally, split_of
 from tide_lm.data.encoding import Encoder, encode_in_order
 from tide_lm.data.shards import Manifest, Shard, ShardWriter, smallest_dtype
+from tide_lm.data.split import Split
 from tide_lm.run import files
+from tide_lm.run.settings import SHORTEST_SEQUENCE
 
 Progress = Callable[[int, int], None]
+FEWEST_TOKENS = 16 * SHORTEST_SEQUENCE  # for a batch of 8 of them, and one of them in a tenth of the text
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,10 @@ def prepare(settings: Settings, out: str | Path, progress: Progress = _ignore) -
 
     `progress` is called with the documents read and the tokens written so far.
     """
+    files.check_free(Path(out))
     parts = sources.parts(settings.source, settings.text_field)
-    return prepare_corpus(Corpus(parts, settings.validation), parts, settings, Path(out), progress)
+    corpus = Corpus(parts, split_of(parts, settings.validation))
+    return prepare_corpus(corpus, parts, settings, Path(out), progress)
 
 
 def prepare_corpus(
@@ -68,19 +73,19 @@ def prepare_corpus(
     """Write documents that have a split already; a tokenizer is trained on the parts `training`."""
     out = out.absolute()
     with files.claimed(out, "prepared"), files.write_folder(out) as folder:
-        vocabulary = save_tokenizer(settings, training, folder)
+        vocabulary = save_tokenizer(settings, Corpus(training, corpus.split), folder)
         writers = {
             split: ShardWriter(folder, split, vocabulary.dtype, settings.shard_tokens) for split in SPLITS
         }
         counts = write_tokens(corpus, folder, vocabulary, writers, progress)
         splits = {split: writer.finish() for split, writer in writers.items()}
-        return complete(folder, settings, vocabulary, corpus.tally, counts, splits)
+        return complete(folder, settings, vocabulary, corpus.split, corpus.tally, counts, splits)
 
 
-def save_tokenizer(settings: Settings, parts: Sequence[sources.Part], folder: Path) -> Vocabulary:
-    """Train or load the tokenizer, and save it in the folder."""
+def save_tokenizer(settings: Settings, corpus: Corpus, folder: Path) -> Vocabulary:
+    """Load the tokenizer, or train it on the training split, and save it in the folder."""
     if settings.tokenizer is None:
-        training = (text for text, split in Corpus(parts, settings.validation) if split == "train")
+        training = (text for text, split in corpus if split == "train")
         tokenizer = tokenizers.train(training, settings.train_tokenizer)
     else:
         tokenizer = tokenizers.load(settings.tokenizer)
@@ -121,15 +126,19 @@ def complete(
     folder: Path,
     settings: Settings,
     vocabulary: Vocabulary,
+    split: Split,
     tally: Tally,
     counts: np.ndarray,
     splits: Mapping[str, tuple[Shard, ...]],
 ) -> Manifest:
-    """Add counts and manifest to a folder of shards."""
-    if not counts.any():
+    """Add counts and manifest to a folder of shards; refuse too little text to train and validate on."""
+    tokens = sum(shard.tokens for shards in splits.values() for shard in shards)
+    least = FEWEST_TOKENS if settings.validation else 1
+    if tokens < least:
+        cure = ", or hold nothing out with --validation 0" if tokens else ""
         raise ValueError(
-            f"the source {settings.source!r} has no text to train on, and {tally.documents['validation']:,} "
-            "documents to validate on: give a source with more text, or lower the validation split"
+            f"the source {settings.source!r} has {tokens:,} tokens of text, and at least {least:,} are "
+            f"needed: give more text{cure}"
         )
     np.save(folder / "counts.npy", counts)
     source = {
@@ -140,6 +149,8 @@ def complete(
         "bytes": tally.bytes,
         "sha256": tally.sha256(),
     }
+    if split != Split.of_share(settings.validation):
+        source["split"] = asdict(split)
     checksum = hashlib.sha256((folder / "counts.npy").read_bytes()).hexdigest()
     manifest = Manifest(**asdict(vocabulary), source=source, splits=splits, counts_sha256=checksum)
     manifest.write(folder)

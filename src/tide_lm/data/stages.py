@@ -19,7 +19,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,10 +30,11 @@ from tide_lm.data.corpus import SPLITS, Corpus, Tally
 from tide_lm.data.prepare import Settings, Vocabulary, complete, write_tokens
 from tide_lm.data.shards import MANIFEST, Shard, ShardWriter, stored
 from tide_lm.data.sources import Part
+from tide_lm.data.split import Split
 from tide_lm.run import files
 
 MARK = "tide-lm.txt"
-FORMAT = 2  # of what tasks encode: 2 records the pieces
+FORMAT = 3  # of what tasks encode: 2 records the pieces, and 3 holds out enough
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Work:
     tasks: int
     version: str
     vocabulary: Vocabulary
+    split: Split = field(default_factory=Split)
     format: int = 1  # where work.json does not say
 
 
@@ -77,7 +79,8 @@ class WorkingFolder:
     def read(self) -> Work:
         values = json.loads(self._work.read_text(encoding="utf-8"))
         settings, vocabulary = Settings(**values.pop("settings")), Vocabulary(**values.pop("vocabulary"))
-        return Work(settings=settings, vocabulary=vocabulary, **values)
+        split = Split(**values.pop("split", {}))
+        return Work(settings=settings, vocabulary=vocabulary, split=split, **values)
 
     def encoded(self, task: int) -> Path:
         return self._encoded / f"{task:05d}"
@@ -110,7 +113,7 @@ class Encode:
         work = self.folder.read()
         _use_own_cores_only()
         share = self.parts[len(self.parts) * rank // world_size : len(self.parts) * (rank + 1) // world_size]
-        corpus = Corpus(share, work.settings.validation)
+        corpus = Corpus(share, work.split)
         with self.folder.scratch() as name:
             place = Path(name)
             writers = {split: EncodedWriter(place, split, work.vocabulary.dtype) for split in SPLITS}
@@ -170,7 +173,7 @@ class Assemble:
             tally.add(Tally(**json.loads((folder / "tally.json").read_text())))
             counts += np.load(folder / "counts.npy")
         splits = {split: assemble(encoded, split, work, result) for split in SPLITS}
-        complete(result, work.settings, work.vocabulary, tally, counts, splits)
+        complete(result, work.settings, work.vocabulary, work.split, tally, counts, splits)
         files.check_free(self.folder.out)  # another preparation may have made it meanwhile
         shutil.copyfile(result / MANIFEST, self.folder.manifest)
         files.publish(result, self.folder.out)

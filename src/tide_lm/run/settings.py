@@ -175,6 +175,7 @@ class TrainSection:
 
 
 SHORTEST_SEQUENCE = 32  # that a default may have
+MANY_EPOCHS = 20  # passes over the data; more teach a model little but the text by heart
 
 # Besides its model, what a run cannot change after its first step.
 _FIXED = {"recipe", "data.sequence", "optim.table_moments"}
