@@ -36,8 +36,8 @@ def command(
     source: Annotated[
         str,
         typer.Argument(
-            help="builtin; hf:DATASET or hf:DATASET:CONFIG; or a file, a folder or a glob of .txt, .jsonl "
-            "(also .gz, .xz, .zst) or .parquet."
+            help="stories; builtin, the documentation of Python; hf:DATASET or hf:DATASET:CONFIG; or a file, "
+            "a folder or a glob of .txt, .jsonl (also .gz, .xz, .zst) or .parquet."
         ),
     ] = "builtin",
     tokenizer: Annotated[

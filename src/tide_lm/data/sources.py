@@ -1,4 +1,4 @@
-"""Documents to prepare: the built-in text, local files, or a dataset of the Hugging Face Hub.
+"""Documents to prepare: texts that are here already, local files, or a dataset of the Hugging Face Hub.
 
 A document is a pair of its name and its text. The name says where it is from, as in `news.jsonl:17`.
 A source is a list of parts, its files or its dataset's shards, which can be read independently.
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from tide_lm.data import builtin
+from tide_lm.data import builtin, stories
 from tide_lm.run.optional import require
 
 Document = tuple[str, str]
@@ -27,6 +27,7 @@ LONG_TEXT = 2**17  # characters: longer texts are read by line, and encoded in p
 _FORMAT = re.compile(r"\.(?:(?P<plain>txt|jsonl)(?:\.gz|\.xz|\.zst)?|parquet)\Z")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _PARQUET_ROWS = 256
+_HERE = {"builtin": builtin.documents, "stories": stories.documents}
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Part:
 
 
 def parts(source: str, text_field: str = "text") -> list[Part]:
-    """Return the parts of `builtin`, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in a fixed order."""
-    if source == "builtin":
-        return [Part(source, builtin.documents)]
+    """Return the parts of a text that is here, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in order."""
+    if source in _HERE:
+        return [Part(source, _HERE[source])]
     if source.startswith("hf:"):
         return _shards(source, text_field)
     return [Part(str(path), partial(_file, path, text_field)) for path in files(source)]
@@ -80,7 +81,7 @@ def files(source: str) -> list[Path]:
     if not texts:
         what = "there is no text in" if found or path.exists() else "there is no"
         raise ValueError(
-            f"{what} {source!r}: give `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
+            f"{what} {source!r}: give `stories`, `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
             ".txt or .jsonl (also with .gz, .xz or .zst) or .parquet"
         )
     return texts
