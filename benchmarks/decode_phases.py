@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tide_lm.bench.decode import random_model
+from tide_lm.bench.timing import device
 from tide_lm.run import files
 from tide_lm.run.provenance import provenance
 from tide_lm.serve.cache import SlotCache
@@ -70,7 +71,7 @@ def main():
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = []
-    with random_model(presets.get(given.preset).model, Residence()) as model:
+    with random_model(presets.get(given.preset).model, Residence(), device()) as model:
         cache = SlotCache(model.config, 1, 2048, model.lm_head.weight, together=True)
         for changes in given.tries:
             record = {"changes": changes}

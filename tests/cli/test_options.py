@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from command import tide_lm
 
 from tide_lm.data.prepare import Settings
@@ -87,20 +88,20 @@ def test_what_each_analysis_is_asked(trained, reached):
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (("analyze", "routing"), {"counts", "run", "memory"}),
-        (("evaluate",), {"counts", "run", "memory"}),
-        (("evaluate", "--all-checkpoints"), {"counts"}),
-        (("evaluate", "--benchmarks", "hub"), {"run", "memory"}),
-        (("compress",), {"counts", "run"}),
+        (("analyze", "routing"), {"counts", "run", "memory", "device"}),
+        (("evaluate",), {"counts", "run", "memory", "device"}),
+        (("evaluate", "--all-checkpoints"), {"counts", "device"}),
+        (("evaluate", "--benchmarks", "hub"), {"run", "memory", "device"}),
+        (("compress",), {"counts", "run", "device"}),
         (("pack", "--out", "packed"), {"counts"}),
-        (("generate",), {"memory"}),
-        (("explore",), {"counts", "memory"}),
+        (("generate", "a prompt"), {"memory", "device"}),
+        (("explore",), {"counts", "memory", "device"}),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
 def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch):
     monkeypatch.setattr("tide_lm.evaluation.tasks.check", lambda source, names: names)
-    values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3"}
+    values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3", "device": "cpu"}
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
     verb, *before = words[:2] if words[0] == "analyze" else words[:1]
     others = words[1 + len(before) :]
@@ -111,8 +112,18 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
         "counts": Path("counts.json"),
         "run": Path("elsewhere"),
         "memory": Residence(Place.store, 3 << 20),
+        "device": "cpu",
     }
     assert {name: named[name] for name in options} == {name: wanted[name] for name in options}
+
+
+@pytest.mark.parametrize("words", [("generate", "a prompt"), ("pack", "--out", "packed"), ("evaluate",)])
+def test_a_demo_stands_for_its_tide_run(words, reached, tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "demo.json").write_text("{}")
+    (tmp_path / "tide").mkdir()
+    (model,), _ = reached("model.opened.open_model", words[0], tmp_path, *words[1:])
+    assert model == str(tmp_path / "tide")
 
 
 def test_which_benchmarks_are_run(trained, reached, monkeypatch, tmp_path):
@@ -173,18 +184,18 @@ def test_what_is_timed(reached, monkeypatch, tmp_path):
     options = ("--batch", 3, "--sequence", 16, "--steps", 2)
     found = reached("bench.train.measure", "bench", "train", "tide-2e-tiny", *options)
     assert found == (["tide-2e-tiny", 3, 16, 2, False], {})
-    monkeypatch.setattr("tide_lm.bench.decode.bandwidth", lambda: 1.0)
-    options = ("--memory", "cpu", "--batch", 3, "--context", 4, 9, "--peers")
+    monkeypatch.setattr("tide_lm.bench.decode.bandwidth", lambda device: 1.0)
+    options = ("--memory", "cpu", "--batch", 3, "--context", 4, 9, "--peers", "--device", "cpu")
     found = reached("bench.decode.measure", "bench", "decode", "tide-2e-tiny", *options)
-    assert found == (["tide-2e-tiny", Place.cpu, 3, (4, 9), True], {})
+    assert found == (["tide-2e-tiny", Place.cpu, 3, (4, 9), True, torch.device("cpu")], {})
     monkeypatch.setattr("tide_lm.bench.decode.measure", lambda *_: [{"batch": 1, "k": 0, "floor_ms": 1.0}])
     for name, values in {"ids": [4, 5], "counts": [1] * 4096}.items():
         np.save(tmp_path / f"{name}.npy", np.array(values))
     options = ("--ids", tmp_path / "ids.npy", "--counts", tmp_path / "counts.npy", "--context", 4, 9)
-    (name, _, ids, counts), _ = reached(
-        "bench.decode.measure_store", "bench", "decode", "tide-2e-tiny", *options
+    (name, _, ids, counts, device), _ = reached(
+        "bench.decode.measure_store", "bench", "decode", "tide-2e-tiny", *options, "--device", "cpu"
     )
-    assert (name, ids, len(counts)) == ("tide-2e-tiny", [4, 5], 4096)
+    assert (name, ids, len(counts), device) == ("tide-2e-tiny", [4, 5], 4096, "cpu")
     store = ("bench", "store", "tide-2e-tiny", "--folder", tmp_path)
     options = ("--bits", 3, "--tokens", 5, "--rounds", 2)
     (path, shape, bits), _ = reached("bench.store.random_store", *store, *options)

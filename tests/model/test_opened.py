@@ -19,6 +19,11 @@ def test_a_run_opens_as_its_export_with_the_frequencies_of_its_data(trained):
     assert opened.model_with_memory is opened.model
 
 
+def test_the_device_may_be_chosen(trained, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert open_model(str(trained), device="cpu").model.device.type == "cpu"
+
+
 @pytest.mark.parametrize("how", ["step", "path"])
 def test_a_checkpoint_opens_with_its_weights_and_place(trained, how, token_ids):
     if how == "step":

@@ -27,11 +27,9 @@ BITS = 4  # of packed rows
 _PEER_TOKENS = 128
 
 
-def bandwidth() -> float:
+def bandwidth(device: torch.device) -> float:
     """Return the bytes per second that a device reads at its best."""
-    words = torch.ones(
-        1 << (28 if torch.cuda.is_available() else 22), dtype=torch.int64, device=timing.device()
-    )
+    words = torch.ones(1 << (28 if device.type == "cuda" else 22), dtype=torch.int64, device=device)
     return words.nbytes / min(timing.seconds(words.sum) for _ in range(50))  # clocks take some time to rise
 
 
@@ -87,19 +85,21 @@ def measure_all(
     context: tuple[int, int],
     peers: bool = False,
     log: Callable[[str], None] = lambda line: None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Time each preset at each batch size; batch sizes after the first use only the first place.
 
     A record is compared with the base of its batch size, and with the time to read its weights once.
     """
-    read = bandwidth()
+    on = timing.device(device)
+    read = bandwidth(on)
     found: list[dict[str, Any]] = []
     for number, batch in enumerate(dict.fromkeys(batches)):
         for name in dict.fromkeys(names):
             for place in dict.fromkeys(places[:1] if number else places):
                 if place is Place.device or presets.get(name).model.num_memory_blocks:
                     log(f"{name}, batch {batch}, rows on {place}")
-                    found += measure(name, place, batch, context, peers and not found)
+                    found += measure(name, place, batch, context, peers and not found, on)
     bases = {run["batch"]: run["ms_per_token"] for run in found if not run["k"] and "weight_bytes" in run}
     for run in found:
         if run["batch"] in bases:
@@ -112,14 +112,14 @@ def measure_all(
 
 
 def measure(
-    preset: str, memory: Place, batch: int, context: tuple[int, int], peers: bool
+    preset: str, memory: Place, batch: int, context: tuple[int, int], peers: bool, device: torch.device
 ) -> Iterator[dict[str, Any]]:
     """Yield the engine's record, and those of its peers; sequences grow from one length to the other."""
     shape = presets.get(preset).model
     start, end = context
     about = {"preset": preset, "k": shape.num_memory_blocks, "memory": str(memory), "batch": batch}
     about["context"] = list(context)
-    with random_model(shape, Residence(memory)) as model:
+    with random_model(shape, Residence(memory), device) as model:
         prompts = torch.randint(
             shape.vocab_size, (batch, start), generator=torch.Generator().manual_seed(0)
         ).tolist()
@@ -160,7 +160,11 @@ def _timed(engine: Engine, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def measure_store(
-    preset: str, cache_bytes: int, ids: Sequence[int], counts_V: np.ndarray | None
+    preset: str,
+    cache_bytes: int,
+    ids: Sequence[int],
+    counts_V: np.ndarray | None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Count how many rows of given tokens the cache has, and time a step with them and without.
 
@@ -172,7 +176,7 @@ def measure_store(
         path = Path(folder) / "rows.tide"
         random_store(path, shape, BITS, counts_V)
         for place in (Place.device, Place.store):
-            with random_model(shape, Residence(place, cache_bytes), path) as model:
+            with random_model(shape, Residence(place, cache_bytes), timing.device(device), path) as model:
                 times, missed = _forced(model, ids)
             if place is Place.device:
                 found["device_ms"] = 1e3 * statistics.median(times)
@@ -211,7 +215,7 @@ def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], li
 
 @contextmanager
 def random_model(
-    shape: ModelConfig, residence: Residence, store: Path | None = None
+    shape: ModelConfig, residence: Residence, device: torch.device, store: Path | None = None
 ) -> Iterator[TideForCausalLM]:
     """Make a model of random weights in bfloat16; it is packed if its rows are not on the device."""
     packed = store is not None or residence.place is not Place.device
@@ -219,7 +223,7 @@ def random_model(
     kept = {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}} if packed else {}
     torch.manual_seed(0)
     config = TideConfig(**shape.to_transformers(), **kept)
-    model = timing.random_weights(TideForCausalLM, config, torch.bfloat16).eval()
+    model = timing.random_weights(TideForCausalLM, config, torch.bfloat16, device).eval()
     try:
         if not packed:
             yield model
@@ -228,7 +232,7 @@ def random_model(
             if store is None:
                 store = Path(folder) / "rows.tide"
                 random_store(store, shape, BITS)
-            model.model.memory.open(StoreFile(store), residence, timing.device())
+            model.model.memory.open(StoreFile(store), residence, device)
             yield model
     finally:
         del model

@@ -8,14 +8,18 @@ import torch
 from transformers import PreTrainedConfig
 
 
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def device(name: str | None = None) -> torch.device:
+    """Return the device of this name, which becomes the current GPU if it is one; or the usual one."""
+    found = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if found.type == "cuda" and found.index is not None:
+        torch.cuda.set_device(found)
+    return found
 
 
 def now() -> float:
     """Return the time in seconds when all work on the device so far is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return time.perf_counter()
 
 
@@ -36,13 +40,16 @@ def peak_gb() -> float | None:
 
 
 @torch.no_grad()
-def random_weights(kind: Any, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Any:
+def random_weights(
+    kind: Any, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, on: torch.device | None = None
+) -> Any:
     """Make a model with weights drawn on the device, which is fast."""
+    on = on or device()
     with torch.device("meta"):
         model = kind(config).to(dtype)
-    model.to_empty(device=device())
+    model.to_empty(device=on)
     model.tie_weights()
     for name, parameter in model.named_parameters():
         parameter.fill_(1) if "norm" in name else parameter.normal_(0, config.initializer_range)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device())
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(on)
     return model

@@ -13,7 +13,7 @@ from tide_lm.cli.summary import print_summary
 from tide_lm.run.directory import results_folder
 
 # The options that each analysis reads, beside those of all.
-OF_ALL = {"what", "models", "run", "memory", "as_json"}
+OF_ALL = {"what", "models", "run", "memory", "device", "as_json"}
 READS = {
     Analysis.norms: {"counts"},
     Analysis.updates: {"counts", "tokens", "batch", "sequence"},
@@ -39,6 +39,7 @@ def command(
     stride: options.Stride = None,
     batch: options.Batch = 8,
     memory: options.Memory = None,
+    device: options.Device = None,
     delta: Annotated[
         float, typer.Option(min=0, help="collapse: the distance over the mean norm that counts as collapsed.")
     ] = 0.1,
@@ -69,7 +70,7 @@ def command(
     settings = AnalysisSettings(texts, delta, token or (), tokens, batch, sequence)
     found = {}
     for model in models:
-        opened = open_model(model, counts=counts, run=run, memory=memory)
+        opened = open_model(model, counts=counts, run=run, memory=memory, device=device)
         results_folder(opened.run)
         with working(f"Looking at {what} of {model}") as log, options.usage_errors(TextSettingsError):
             found[model] = analyze(what, opened, settings, log)

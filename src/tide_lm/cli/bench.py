@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import AsJson, usage_errors
+from tide_lm.cli.options import AsJson, Device, usage_errors
 from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import tidy_end, working
 from tide_lm.run.provenance import provenance
@@ -106,6 +106,7 @@ def decode(
     counts: Annotated[
         Path | None, typer.Option(help="With --ids: how often each token occurs (.npy).")
     ] = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Time generation: ms per token beside reading the weights once, the first token, and memory.
@@ -122,10 +123,10 @@ def decode(
         forced = None if ids is None else read_tokens(ids, counts, wanted[-1])
 
     def work(log: Callable[[str], None]) -> dict[str, Any]:
-        result = measure_all(wanted, places, batches, context, peers, log)
+        result = measure_all(wanted, places, batches, context, peers, log, device)
         if forced is not None:
             log(f"forcing tokens through {wanted[-1]}")
-            result["store"] = measure_store(wanted[-1], 64 << 20, *forced)
+            result["store"] = measure_store(wanted[-1], 64 << 20, *forced, device)
         return result
 
     result = _measured(work)

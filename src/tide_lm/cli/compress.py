@@ -24,6 +24,7 @@ def command(
     window: options.Window = None,
     stride: options.Stride = None,
     batch: options.Batch = 8,
+    device: options.Device = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure smaller forms of a model's tables: bytes, perplexity, loss by decile. Nothing is packed.
@@ -36,7 +37,7 @@ def command(
 
     with options.usage_errors():
         forms = forms_named(form) if form else FORMS
-    opened = open_model(model, counts=counts, run=run)
+    opened = open_model(model, counts=counts, run=run, device=device)
     results_folder(opened.run)
     settings = TextSettings(options.named_texts(text), text_field, window, stride, batch)
     with working(f"Compressing {model}") as log, options.usage_errors(TextSettingsError):

@@ -62,6 +62,14 @@ def both_runs(folder: str) -> tuple[str, str] | None:
     return str(tide), str(base)
 
 
+def tide_run(model: str) -> str:
+    """Return the TIDE run of a demo's folder, and say so; return any other model as it is."""
+    if both := both_runs(model):
+        typer.echo(f"{model} is a demo: this is its TIDE run, {both[0]}", err=True)
+        return both[0]
+    return model
+
+
 def _prepare(folder: Path) -> Path:
     """Prepare the builtin text in a vocabulary of 4,096, once."""
     from tide_lm.data.prepare import Settings, prepare

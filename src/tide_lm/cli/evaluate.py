@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli import options
+from tide_lm.cli.demo import tide_run
 from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import results_folder, write_result
@@ -22,6 +23,7 @@ def command(
     stride: options.Stride = None,
     batch: options.Batch = 8,
     memory: options.Memory = None,
+    device: options.Device = None,
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Perplexity at every checkpoint of the run.")
     ] = False,
@@ -44,10 +46,11 @@ def command(
 
     Example: tide-lm evaluate runs/mine --text wikitext=wiki.test.txt
     """
+    model = tide_run(model)
     if benchmarks is not None:
-        used = {"model", "run", "batch", "memory", "benchmarks", "tasks", "limit", "as_json"}
+        used = {"model", "run", "batch", "memory", "device", "benchmarks", "tasks", "limit", "as_json"}
         options.refuse_others(context, used, "--benchmarks")
-        result = _on_tasks(model, run, memory, benchmarks, tasks, batch, limit)
+        result = _on_tasks(model, run, memory, device, benchmarks, tasks, batch, limit)
         print_json(result) if as_json else _print_tasks(result)
         return
     if tasks or limit:
@@ -67,13 +70,13 @@ def command(
             working(f"Reading for the checkpoints of {model}") as log,
             options.usage_errors(texts.TextSettingsError),
         ):
-            result = texts.evaluate_checkpoints(model, settings, counts, log)
+            result = texts.evaluate_checkpoints(model, settings, counts, device, log)
         for fault in result["left_out"].values():
             typer.echo(f"left out: {fault}", err=True)
         path = write_result(place, "checkpoints", {"subject": {"model": model}, **result})
         shown = _by_checkpoint(model, result)
     else:
-        opened = open_model(model, counts=counts, run=run, memory=memory)
+        opened = open_model(model, counts=counts, run=run, memory=memory, device=device)
         results_folder(opened.run)
         if opened.frequencies is None and opened.data is not None:
             where = opened.data.absolute()
@@ -88,7 +91,14 @@ def command(
 
 
 def _on_tasks(
-    model: str, run: Path | None, memory: Any, source: str, tasks: str | None, batch: int, limit: int | None
+    model: str,
+    run: Path | None,
+    memory: Any,
+    device: str | None,
+    source: str,
+    tasks: str | None,
+    batch: int,
+    limit: int | None,
 ) -> dict[str, Any]:
     from tide_lm.evaluation.tasks import TASKS, check
     from tide_lm.evaluation.zero_shot import score
@@ -96,7 +106,7 @@ def _on_tasks(
 
     with options.usage_errors():
         names = check(source, list(TASKS) if tasks is None else [name.strip() for name in tasks.split(",")])
-    opened = open_model(model, run=run, memory=memory)
+    opened = open_model(model, run=run, memory=memory, device=device)
     results_folder(opened.run)
     with working(f"Scoring {model}") as log:
         found = score(opened.model, opened.tokenizer, source, names, batch=batch, limit=limit, log=log)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.demo import both_runs
-from tide_lm.cli.options import LOOPBACK, Counts, Memory, check_address
+from tide_lm.cli.options import LOOPBACK, Counts, Device, Memory, check_address
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import check_exists
 
@@ -24,6 +24,7 @@ def command(
     ] = None,
     counts: Counts = None,
     memory: Memory = None,
+    device: Device = None,
     host: Annotated[
         str, typer.Option(help="The address to listen at: by default, this machine alone.")
     ] = "127.0.0.1",
@@ -47,8 +48,8 @@ def command(
     from tide_lm.explore.page import build, serve
     from tide_lm.model.opened import open_model
 
-    opened = open_model(model, counts=counts, memory=memory, writes=False)
-    base = None if compare is None else open_model(compare, counts=counts, writes=False)
+    opened = open_model(model, counts=counts, memory=memory, device=device, writes=False)
+    base = None if compare is None else open_model(compare, counts=counts, device=device, writes=False)
     explorer = Explorer(opened, base, results or opened.run)
     page = build(explorer)
     with working(f"Loading {opened.name}"):

@@ -1,6 +1,9 @@
 """Options that several commands share, and checks of what is given to a command."""
 
+import ctypes
+import re
 import socket
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +31,28 @@ def usage_errors(kind: type[ValueError] = ValueError) -> Iterator[None]:
 def _residence(text: str) -> Residence:
     with usage_errors():
         return Residence.parse(text)
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,2})?", text):
+        raise typer.BadParameter(f"{text!r} is no device: use cpu, cuda, cuda:1 or mps")
+    found = ["cpu"] if text == "cpu" else _devices()
+    if text not in found and not (text == "cuda" and "cuda:0" in found):
+        raise typer.BadParameter(f"{text} is not here: PyTorch finds {', '.join(found)} on this machine")
+    return text
+
+
+def _devices() -> list[str]:
+    """List the devices; without torch, which takes seconds to import, where there is no driver of a GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        if sys.platform != "darwin" and not Path("/dev/kfd").exists():
+            return ["cpu"]
+    import torch
+
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -62,6 +87,15 @@ Memory = Annotated[
         parser=_residence,
         show_default="device",
         help="Where a packed model keeps its rows; MIB is the cache of a store, 64 by default.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="cpu|cuda[:N]|mps",
+        parser=_device,
+        show_default="cuda if there is one, else cpu",
+        help="Where the model runs.",
     ),
 ]
 

@@ -91,6 +91,7 @@ def evaluate_checkpoints(
     run: str,
     settings: TextSettings | None = None,
     counts: Path | None = None,
+    device: str | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Return the perplexity of each text at each checkpoint of a run.
@@ -105,7 +106,7 @@ def evaluate_checkpoints(
         log_step = _naming(f"step {step:,}", log)
         log_step("opening it")
         try:
-            opened = open_model(str(owner), step=step, counts=counts)
+            opened = open_model(str(owner), step=step, counts=counts, device=device)
         except checkpoint.DamagedCheckpointError as error:
             left_out[str(step)] = str(error)
             continue

@@ -57,11 +57,15 @@ class OpenedModel:
     data: Path | None = None
     step: int | None = None
     tokens: int | None = None
+    device: str | None = None
 
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model with its weights, checked to be causal and to give finite logits."""
-        model = self.load().eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # for the engine's graphs and kernel
+        model = self.load().eval().to(device)
         ids_2T = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)  # they end differently
         with torch.no_grad():
             one, other = (model(ids_T[None], use_cache=False).logits[0, :-1].float() for ids_T in ids_2T)
@@ -139,12 +143,14 @@ def open_model(
     counts: Path | None = None,
     run: Path | None = None,
     memory: Residence | None = None,
+    device: str | None = None,
     writes: bool = True,
 ) -> OpenedModel:
     """Open the model of a run (its export, or the checkpoint at a step), of a folder, or of the Hub.
 
-    Without `counts`, token frequencies come from the run's training data or from a packed model's store. With
-    `writes`, check that no other model has its results in the same place.
+    Without `counts`, token frequencies come from the run's training data or from a packed model's store.
+    Without `device`, it is a GPU, if there is one. With `writes`, check that no other model has its results
+    in the same place.
     """
     owner, inner = owning_run(model)
     step = inner if step is None else step
@@ -159,7 +165,7 @@ def open_model(
         if writes:
             _check_place(place, model)
         load = partial(_load_folder, model, config, memory)
-        return OpenedModel(name, model, place, config, load, tokenizer, frequencies)
+        return OpenedModel(name, model, place, config, load, tokenizer, frequencies, device=device)
     settings = RunDirectory(owner).read_config() or {}
     data, export = Path(settings["data"]["path"]), owner / "export"
     state: dict[str, Any] = {}
@@ -196,6 +202,7 @@ def open_model(
         data=data,
         step=state.get("step") if step is not None else None,
         tokens=state.get("tokens"),
+        device=device,
     )
 
 
