@@ -11,22 +11,48 @@ def text_of(*arguments: str) -> str:
     return generation["text"]
 
 
-def test_text_is_written_as_json_has_it(trained):
+def test_the_prompt_and_what_follows_it_are_one_text(trained):
     done = tide_lm("generate", str(trained), "every layer", *ARGUMENTS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == text_of(str(trained), "every layer") + "\n"
+    assert done.stdout == f"every layer{text_of(str(trained), 'every layer')}\n"
     assert "12 tokens in" in done.stderr
+    assert done.stderr.endswith(f"Next: tide-lm serve {trained}\n")
 
 
-def test_a_prompt_may_come_from_stdin(trained):
-    done = tide_lm("generate", str(trained), *ARGUMENTS, stdin="every layer")
-    assert done.stdout == text_of(str(trained), "every layer") + "\n"
+def test_a_checkpoint_is_not_offered_to_a_server(trained):
+    done = tide_lm("generate", trained / "checkpoints" / "00000004", "every layer", *ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert "Next:" not in done.stderr
 
 
-def test_several_prompts_are_written_with_what_follows_them(trained):
+@pytest.mark.parametrize("stdin", ["every layer", "every layer\n"])
+def test_a_prompt_may_come_from_stdin(trained, stdin):
+    """With the line feed that `echo` adds, or without."""
+    done = tide_lm("generate", str(trained), *ARGUMENTS, stdin=stdin)
+    assert done.stdout == f"every layer{text_of(str(trained), 'every layer')}\n"
+
+
+def test_without_a_prompt_there_is_an_example(trained):
+    done = tide_lm("generate", trained)
+    assert done.returncode == 2
+    assert f'there is no prompt: give one, as in tide-lm generate {trained} "The tide comes in"' in done.said
+
+
+def test_several_prompts_are_written_under_headings(trained):
     one, other = (text_of(str(trained), prompt) for prompt in ("every", "layer"))
     done = tide_lm("generate", str(trained), "every", "layer", *ARGUMENTS)
-    assert done.stdout == f"every{one}\n\nlayer{other}\n\n"
+    assert done.stdout == f"Prompt 1 of 2:\nevery{one}\n\nPrompt 2 of 2:\nlayer{other}\n\n"
+
+
+def test_of_a_demo_the_tide_run_generates(trained, tmp_path):
+    demo = tmp_path / "a demo"
+    (demo / "results").mkdir(parents=True)
+    (demo / "results" / "demo.json").write_text("{}")
+    (demo / "tide").symlink_to(trained)
+    done = tide_lm("generate", demo, "every layer", *ARGUMENTS)
+    assert done.stdout == f"every layer{text_of(str(trained), 'every layer')}\n"
+    assert f"{demo} is a demo: this is its TIDE run, {demo / 'tide'}" in done.stderr
+    assert done.stderr.endswith(f"Next: tide-lm serve '{demo / 'tide'}'\n")
 
 
 def test_a_seed_draws_the_same_text_again(trained):
@@ -38,7 +64,7 @@ def test_a_seed_draws_the_same_text_again(trained):
 def test_a_packed_model_generates_from_its_store(trained, tmp_path):
     result_of("pack", str(trained), "--out", str(tmp_path / "packed"), "--bits", "16")
     done = tide_lm("generate", str(tmp_path / "packed"), "every layer", "--memory", "store", *ARGUMENTS)
-    assert done.stdout == text_of(str(tmp_path / "packed"), "every layer") + "\n"
+    assert done.stdout == f"every layer{text_of(str(tmp_path / 'packed'), 'every layer')}\n"
     assert "rows from the store" in done.stderr
 
 
@@ -46,10 +72,12 @@ def test_a_packed_model_generates_from_its_store(trained, tmp_path):
     ("arguments", "status", "told"),
     [
         (("every", "--temperature", "-1"), 2, "--temperature"),
-        (("every", "--top-p", "0"), 2, "top_p is 0.0"),
+        (("every", "--temperature", "1", "--top-p", "0"), 2, "top_p is 0.0"),
         (("every", "--top-k", "5"), 2, "--top-k does nothing at temperature 0"),
         (("every", "--temperature", "1", "--seed", "-1"), 2, "seed is -1"),
         (("bad\udcff",), 2, "is not UTF-8"),
+        (("every", "--device", "gpu"), 2, "'gpu' is no device: use cpu, cuda, cuda:1 or mps"),
+        (("every", "--device", "cuda:99"), 2, "cuda:99 is not here: PyTorch finds cpu"),
         (("every", "--max-new-tokens", "5000"), 1, "ask for fewer"),
     ],
 )

@@ -1,14 +1,17 @@
 """`tide-lm generate`: text that goes on from a prompt."""
 
+import shlex
 import sys
 import time
 from typing import Annotated
 
 import typer
 
-from tide_lm.cli.options import AsJson, Memory, Model, print_reads, usage_errors
-from tide_lm.cli.output import print_json
+from tide_lm.cli.demo import tide_run
+from tide_lm.cli.options import AsJson, Device, Memory, Model, print_reads, usage_errors
+from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working
+from tide_lm.run.directory import check_exists
 
 
 def command(
@@ -25,26 +28,26 @@ def command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the same tokens again.")] = None,
     memory: Memory = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text. One prompt's text is written as it comes; with several, each when it has ended.
+    """Generate text: the prompt, and what follows as it comes; with several, each when it has ended.
 
     Example: tide-lm generate runs/mine "The tide comes in" --temperature 0.8 --seed 1
     """
+    given = _given(model, prompts)
+    drawn = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
+    if not temperature and (unused := [name for name, value in drawn.items() if value is not None]):
+        raise typer.BadParameter(f"{unused[0]} does nothing at temperature 0: give --temperature as well")
+    model = tide_run(model)
+    check_exists(model)
     from tide_lm.model.opened import open_model
     from tide_lm.serve import Sampling
     from tide_lm.serve.generate import fits_engine, generate
 
-    given = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts or ["-"]]
-    drawn = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
     with usage_errors():
-        for prompt in given:
-            if prompt != prompt.encode(errors="replace").decode():  # other bytes of stdin or the shell
-                raise ValueError(f"the prompt {prompt[:40]!a} is not UTF-8: give text in that encoding")
         sampling = Sampling(temperature, top_k, top_p, seed)
-        if not temperature and (unused := [name for name, value in drawn.items() if value is not None]):
-            raise ValueError(f"{unused[0]} does nothing at temperature 0: give --temperature as well")
-    opened = open_model(model, memory=memory)
+    opened = open_model(model, memory=memory, device=device)
     with working(f"Loading {model}"):
         if opened.model.device.type == "cuda" and fits_engine(opened.model):
             opened.model.bfloat16()
@@ -52,13 +55,16 @@ def command(
 
     def show(number: int, text: str, ended: bool) -> None:
         nonlocal first
-        first = first or time.monotonic()
         if not as_json and len(given) == 1:
+            if not first:
+                typer.secho(given[number], bold=True, nl=False)
             typer.echo(text, nl=ended)
-            return
+        first = first or time.monotonic()
         waiting[number] += text
-        if ended and not as_json:
-            typer.echo(f"{given[number]}{waiting[number]}\n")
+        if ended and not as_json and len(given) > 1:
+            typer.echo(f"Prompt {number + 1} of {len(given)}:")
+            typer.secho(given[number], bold=True, nl=False)
+            typer.echo(f"{waiting[number]}\n")
 
     started = time.monotonic()
     texts = generate(opened.model, opened.tokenizer, given, max_new_tokens, sampling, show)
@@ -74,3 +80,19 @@ def command(
     else:
         rate = f"{tokens / seconds:,.1f} per second, the first after {first - started:.1f} s"
         typer.echo(f"{tokens:,} tokens in {seconds:.1f} s, {rate}", err=True)
+    if opened.tokens is None:  # which no checkpoint can be
+        print_next(f"tide-lm serve {shlex.quote(model)}")
+
+
+def _given(model: str, prompts: list[str] | None) -> list[str]:
+    """Return the prompts, which must be UTF-8; without any, or with `-`, what stdin has."""
+    has_stdin = "-" in (prompts or ()) or not (prompts or sys.stdin.isatty())
+    text = sys.stdin.read().removesuffix("\n") if has_stdin else ""
+    if not (prompts or text):
+        example = f'tide-lm generate {shlex.quote(model)} "The tide comes in"'
+        raise typer.BadParameter(f"there is no prompt: give one, as in {example}, or send one to stdin")
+    given = [text if prompt == "-" else prompt for prompt in prompts or ["-"]]
+    for prompt in given:
+        if prompt != prompt.encode(errors="replace").decode():  # other bytes of stdin or the shell
+            raise typer.BadParameter(f"the prompt {prompt[:40]!a} is not UTF-8: give text in that encoding")
+    return given
