@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -65,6 +66,10 @@ def test_verify_reads_all_of_it(packed, tmp_path):
     folder, found = packed
     verified = result_of("pack", str(folder), "--verify")
     assert (verified["bytes"], verified["store"]) == (found["bytes"], found["store"])
+    done = tide_lm("pack", folder, "--verify")
+    assert done.stdout.startswith(
+        f"{folder} is whole: {verified['tensors']} tensors and {verified['rows']:,} rows are as they were"
+    )
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     header = StoreFile(broken / "memory.tide").header
@@ -73,7 +78,52 @@ def test_verify_reads_all_of_it(packed, tmp_path):
         file.write(b"not what was here")
     done = tide_lm("pack", str(broken), "--verify")
     assert done.returncode == 1
+    assert f"{broken} is not whole: " in done.stderr
     assert "is damaged or cut off" in done.stderr
+
+
+def test_the_store_of_another_packing_is_noticed(packed, trained, tmp_path):
+    folder, broken = packed[0], tmp_path / "broken"
+    result_of("pack", trained, "--out", tmp_path / "coarse", "--bits", "2")
+    shutil.copytree(folder, broken)
+    shutil.copy(tmp_path / "coarse" / "memory.tide", broken)
+    done = tide_lm("pack", broken, "--verify")
+    assert done.returncode == 1
+    assert f"{broken} is not whole: " in done.said
+    assert "is of another packing of this model, with 2 bits" in done.said
+    config = json.loads((broken / "config.json").read_text())
+    del config["memory_store"]["header"]  # as it was in folders of before
+    (broken / "config.json").write_text(json.dumps(config))
+    assert result_of("pack", broken, "--verify")["rows"]
+
+
+def test_pack_names_the_next_command_and_no_empty_value(trained, tmp_path):
+    done = tide_lm("pack", trained, "--out", tmp_path / "my model")
+    assert "ranks" not in done.stdout
+    assert done.stderr.endswith(f"Next: tide-lm serve '{tmp_path / 'my model'}'\n")
+
+
+def test_what_needs_no_model_is_refused_without_torch(trained, tmp_path):
+    """Which takes seconds to import."""
+    (tmp_path / "taken").write_text("")
+    calls = [
+        ("pack", trained, "--out", tmp_path / "a", "--bits", 5),
+        ("pack", trained, "--out", tmp_path / "taken"),
+        ("pack", tmp_path / "missing", "--out", tmp_path / "a"),
+        ("generate", tmp_path / "missing", "every"),
+        ("generate", trained, "every", "--top-k", 5),
+        ("generate", trained),
+        ("generate", trained, "every", "--device", "gpu"),
+    ]
+    for words in calls:
+        code = (
+            "import sys; from tide_lm.cli import main\n"
+            "try: main()\nfinally: assert 'torch' not in sys.modules"
+        )
+        command = [sys.executable, "-c", code, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert done.returncode in (1, 2), words
+        assert "AssertionError" not in done.stderr, words
 
 
 def test_a_packed_model_is_evaluated_from_wherever_its_rows_are(packed, trained, text, tmp_path):

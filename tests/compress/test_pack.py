@@ -237,7 +237,8 @@ def test_a_folder_that_is_there_is_left_as_it_is(tiny_model, tmp_path):
 def test_the_folder_holds_what_is_left_of_the_weights(packed):
     model, folder = packed
     config = json.loads((folder / "config.json").read_text())
-    assert config["memory_store"] == {"file": STORE, "fingerprint": fingerprint(model)}
+    header = reader.StoreFile(folder / STORE).header.checksum
+    assert config["memory_store"] == {"file": STORE, "fingerprint": fingerprint(model), "header": header}
     assert not any(name.startswith("model.memory.") for name in load_file(folder / "model.safetensors"))
     assert model.config.memory_store is None
     assert sorted(path.name for path in folder.parent.iterdir()) == ["packed"]

@@ -1,15 +1,19 @@
 """`tide-lm pack`: a model's tables in a store, in few bits, beside what is left of its weights."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tide_lm.cli.demo import tide_run
 from tide_lm.cli.options import AsJson, Counts, Model, refuse_others, usage_errors
-from tide_lm.cli.output import pairs, print_json, print_table
+from tide_lm.cli.output import pairs, print_json, print_next, print_table
 from tide_lm.cli.progress import working
 from tide_lm.run import files
+from tide_lm.run.directory import check_exists
 from tide_lm.spec.config import Place, Residence
+from tide_lm.spec.form import Form
 
 
 def command(
@@ -36,34 +40,56 @@ def command(
         raise typer.BadParameter("give --out, a folder to write, or --verify, and not both")
     if verify:
         refuse_others(context, {"model", "verify", "as_json"}, "--verify")
-    result = _verify(model) if out is None else _pack(model, out, counts, bits, group, rank, blocks)
+    model = tide_run(model)
+    check_exists(model)
+    if out is None:
+        result = _verify(model)
+    else:
+        with usage_errors():
+            form = Form(bits, group, rank, blocks)  # type: ignore[arg-type]
+        files.check_free(out)
+        result = _pack(model, out, counts, form)
     if as_json:
         print_json(result)
+    elif out is None:
+        typer.echo(
+            f"{model} is whole: {result['tensors']:,} tensors and {result['rows']:,} rows are as they were "
+            "packed, by their checksums, and the store was made for this model"
+        )
     else:
-        print_table(result["store"], ["", ""], pairs(result, "store"))
+        shown = {name: value for name, value in result.items() if value != []}
+        print_table(result["store"], ["", ""], pairs(shown, "store"))
+    if out is not None:
+        print_next(f"tide-lm serve {shlex.quote(str(out))}")
 
 
 def _verify(model: str) -> dict[str, Any]:
     from tide_lm.compress.pack import verify
     from tide_lm.model.opened import open_model
+    from tide_lm.store.format import StoreError
 
-    with working(f"Reading {model}"):
-        file = verify(open_model(model, memory=Residence(Place.store)).model_with_memory)
-    return {"store": str(file.path), "rows": file.header.vocab_size, "bytes": file.header.file_bytes}
+    try:
+        with working(f"Reading {model}"):
+            packed = open_model(model, memory=Residence(Place.store)).model_with_memory
+            file = verify(packed)
+    except StoreError as error:
+        raise ValueError(f"{model} is not whole: {error}") from error
+    return {
+        "store": str(file.path),
+        "rows": file.header.vocab_size,
+        "bytes": file.header.file_bytes,
+        "tensors": len(packed.state_dict()),
+    }
 
 
-def _pack(model: str, out: Path, counts: Path | None, *form: Any) -> dict[str, Any]:
-    from tide_lm.compress.encode import Form
+def _pack(model: str, out: Path, counts: Path | None, form: Form) -> dict[str, Any]:
     from tide_lm.compress.pack import STORE, pack
     from tide_lm.model.opened import open_model
 
-    with usage_errors():
-        chosen = Form(*form)
-    files.check_free(out)
     opened = open_model(model, counts=counts)
     counts_V = None if opened.frequencies is None else opened.frequencies.counts_V
     with working(f"Packing {model}"):
-        header = pack(opened.model_with_memory, out, chosen, counts_V, opened.tokenizer.save_pretrained)
+        header = pack(opened.model_with_memory, out, form, counts_V, opened.tokenizer.save_pretrained)
     whole = 2 * header.vocab_size * header.blocks * header.hidden
     return {
         "store": str(out / STORE),

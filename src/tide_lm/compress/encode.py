@@ -5,48 +5,17 @@ V vocabulary, K blocks, D hidden, U rows at once, N numbers that a row is stored
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from tide_lm.model import EmbeddingMemory
+from tide_lm.spec.form import Blocks, Form
 from tide_lm.store.codec import RowCodec
 from tide_lm.store.format import Header, checksum
 
 _ROWS_AT_ONCE = 1024
-Blocks = Literal["even", "joint"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """How rows are stored: in numbers of so many `bits`, and in a `rank` that is a share of the full one.
-
-    With `"even"` blocks each has that share, as in the paper; `"joint"` ones have one basis for the K x D
-    numbers of a row.
-    """
-
-    bits: int = 4
-    group: int = 32
-    rank: float = 1.0
-    blocks: Blocks = "even"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rank <= 1:
-            raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
-        if self.blocks not in get_args(Blocks):
-            raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Blocks))}")
-        if self.rank == 1 and self.blocks != "even":
-            raise ValueError(f"blocks is {self.blocks!r}, which is for a lower rank: give one below 1")
-        RowCodec(1, self.bits, self.group)  # which checks them
-
-    def __str__(self) -> str:
-        if self.rank == 1:
-            return f"{self.bits} bits"
-        how = "" if self.blocks == "even" else ", joint"
-        return f"{self.bits} bits, rank {self.rank:g}{how}"
 
 
 def folded_rows(memory: EmbeddingMemory) -> Iterator[torch.Tensor]:

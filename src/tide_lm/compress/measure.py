@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from tide_lm.compress.encode import Blocks, Directions, Encoder, Form
+from tide_lm.compress.encode import Directions, Encoder
 from tide_lm.evaluation.perplexity import losses, read
 from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model.opened import OpenedModel
 from tide_lm.model.stored import StoredMemory
+from tide_lm.spec.form import Blocks, Form
 
 _SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)
 FORMS = (

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from tide_lm.compress.encode import Encoder, Form
+from tide_lm.compress.encode import Encoder
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.stored import StoredMemory
 from tide_lm.run import files
+from tide_lm.spec.form import Form
 from tide_lm.store.format import Header, StoreError, write_store
 from tide_lm.store.reader import StoreFile
 
@@ -54,7 +55,9 @@ def pack(
         write_store(draft / STORE, encoder.header, encoder.sections, rows)
         without = {name: value for name, value in model.state_dict().items() if not name.startswith(_TABLES)}
         before = model.config.memory_store
-        model.config.memory_store = {"file": STORE, "fingerprint": encoder.header.fingerprint}
+        header = encoder.header
+        marks = {"fingerprint": header.fingerprint, "header": header.checksum}
+        model.config.memory_store = {"file": STORE, **marks}
         try:
             model.save_pretrained(draft, state_dict=without)
         except SafetensorError as error:  # of a full disk, above all

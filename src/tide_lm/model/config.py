@@ -119,7 +119,8 @@ class TideConfig(LlamaConfig):
 
 def _check_store(store: dict[str, Any]) -> None:
     """Check that the file is one beside config.json."""
-    if store.keys() != {"file", "fingerprint"} or not all(isinstance(value, str) for value in store.values()):
+    keys = store.keys() - {"header"}
+    if keys != {"file", "fingerprint"} or not all(isinstance(value, str) for value in store.values()):
         raise ValueError(f"memory_store is {store!r:.200}: it must have a file and a fingerprint, both text")
     if not re.fullmatch(r"[^./\\][^/\\]*", store["file"]):
         raise ValueError(f"memory_store names the file {store['file']!r}: it must be one beside config.json")

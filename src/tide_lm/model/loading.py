@@ -101,4 +101,9 @@ def open_store(config: TideConfig, model: str, **of_hub: Any) -> StoreFile:
     file = StoreFile(Path(cached_file(model, name, **of_hub)))
     K, D = config.num_memory_blocks, config.hidden_size
     file.check_model(vocab_size=config.vocab_size, blocks=K, hidden=D, fingerprint=fingerprint)
+    if config.memory_store.get("header", file.header.checksum) != file.header.checksum:
+        raise StoreError(
+            f"{file.path} is of another packing of this model, with {file.header.bits} bits: copy the file "
+            "that was packed with this folder, or pack the model again with `tide-lm pack`"
+        )
     return file

@@ -12,7 +12,8 @@ from functools import cache
 
 import torch
 
-BITS = (16, 8, 4, 3, 2)
+from tide_lm.spec.form import check_numbers
+
 _SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the scale that fits the largest number: where the search begins
 _FINE, _WIDE = 64, 256  # steps in 1, and on each side of 0, of a grid on which levels are found quickly
 _GRID = (torch.arange(2 * _WIDE + 1) - _WIDE) / _FINE
@@ -27,10 +28,7 @@ class RowCodec:
     group: int = 32
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise ValueError(f"bits is {self.bits!r}: use one of {', '.join(map(str, BITS))}")
-        if not 8 <= self.group <= 2**20 or self.group % 8:
-            raise ValueError(f"group is {self.group!r}: use a multiple of 8, at most {2**20:,}")
+        check_numbers(self.bits, self.group)
         if self.numbers < 1:
             raise ValueError(f"numbers is {self.numbers!r}: a row has at least one")
 

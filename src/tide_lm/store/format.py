@@ -152,6 +152,11 @@ class Header:
         }
         return primary | {name: getattr(self, name) for name in derived} | {"sections": sections}
 
+    @property
+    def checksum(self) -> str:
+        """The checksum of the header's text, in hexadecimal digits: it differs between two packings."""
+        return f"{PREFIX.unpack_from(self.to_bytes())[3]:08x}"
+
     def to_bytes(self) -> bytes:
         text = json.dumps(self.to_dict()).encode()
         start = PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
