@@ -55,7 +55,7 @@ READING = "--text-field", "body", "--window", 16, "--stride", 4, "--batch", 3
 def test_what_is_read_and_how(trained, records, reached):
     texts, text = {"mine": records}, ("--text", f"mine={records}")
     wanted = TextSettings(texts, "body", 16, 4, 3)
-    (_, settings, _), _ = reached("evaluate.texts.evaluate_texts", "evaluate", trained, *text, *READING)
+    (_, settings, _), _ = reached("evaluation.texts.evaluate_texts", "evaluate", trained, *text, *READING)
     assert settings == wanted
     assert settings.resolve(open_model(str(trained))) == (texts, Windows(16, 4, 3, "body"))
     (_, settings, _), _ = reached(
@@ -105,7 +105,7 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]
     verb, *before = words[:2] if words[0] == "analyze" else words[:1]
     others = words[1 + len(before) :]
-    opens = "evaluate.texts.open_model" if others == ("--all-checkpoints",) else "model.opened.open_model"
+    opens = "evaluation.texts.open_model" if others == ("--all-checkpoints",) else "model.opened.open_model"
     (model,), named = reached(opens, verb, *before, trained, *others, *given)
     assert model == str(trained)
     wanted = {
@@ -129,7 +129,7 @@ def test_a_demo_stands_for_its_tide_run(words, reached, tmp_path):
 def test_which_benchmarks_are_run(trained, reached, monkeypatch, tmp_path):
     monkeypatch.setattr("tide_lm.evaluation.tasks.check", lambda source, names: names)
     options = ("--benchmarks", tmp_path, "--tasks", "piqa,sciq", "--limit", 5, "--batch", 3)
-    (_, _, source, names), named = reached("evaluate.zero_shot.score", "evaluate", trained, *options)
+    (_, _, source, names), named = reached("evaluation.zero_shot.score", "evaluate", trained, *options)
     assert (source, names) == (str(tmp_path), ["piqa", "sciq"])
     assert (named["batch"], named["limit"]) == (3, 5)
 
@@ -161,12 +161,12 @@ def test_how_a_run_is_trained(prepared, reached, tmp_path):
     file.write_text(f'[data]\npath = "{prepared}"\n[train]\nsteps = 50\n')
     warm = ("--set", "optim.warmup_steps=2")
     (config, folder, _, _, resume, changes), _ = reached(
-        "train.trainer.Trainer", "train", file, "--run", run, *warm, "--set", "train.seed=3"
+        "training.trainer.Trainer", "train", file, "--run", run, *warm, "--set", "train.seed=3"
     )
     assert (config.data.path, config.train.steps, config.train.seed) == (str(prepared), 50, 3)
     assert (folder, resume, changes) == (run, False, False)
     (*_, resume, changes), _ = reached(
-        "train.trainer.Trainer", "train", file, "--run", run, *warm, "--resume", "--allow-changes"
+        "training.trainer.Trainer", "train", file, "--run", run, *warm, "--resume", "--allow-changes"
     )
     assert (resume, changes) == (True, True)
 
