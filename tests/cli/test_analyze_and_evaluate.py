@@ -12,6 +12,7 @@ from command import result_of, tide_lm
 from tide_lm.cli import output, summary
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.formatting import NOT_MEASURED
+from tide_lm.report.meaning import sentence
 from tide_lm.report.results import open_runs
 
 TEXT = "every layer knows the token beneath the context. " * 20
@@ -149,6 +150,35 @@ def test_an_analysis_with_nothing_to_show_says_why(run, monkeypatch):
     assert "take a model with a larger vocabulary" in done.stderr
 
 
+def test_analyze_all_opens_a_model_once_and_leaves_out_what_does_not_fit(
+    run, tiny_model, tokenizer, tmp_path, monkeypatch
+):
+    from tide_lm.analysis.analyze import Analysis
+    from tide_lm.model import opened
+
+    (tmp_path / "short.txt").write_text(TEXT)
+    calls, open_model = [], opened.open_model
+    monkeypatch.setattr(opened, "open_model", lambda *_, **named: calls.append(_) or open_model(*_, **named))
+    done = tide_lm("analyze", "all", run, "--text", tmp_path / "short.txt")
+    assert (done.returncode, len(calls)) == (0, 1), done.stderr
+    assert "left out" not in done.stderr
+    for what in Analysis:
+        written = json.loads((run / "results" / f"{what}.json").read_text())
+        assert f"{run}, {what}: {sentence(what, written)}." in done.stdout
+    assert f"Opening {run} ..." in done.stderr
+    assert done.stderr.endswith(f"Next: tide-lm report {run}\n")
+
+    folder = tmp_path / "base"
+    tiny_model(num_memory_blocks=0, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    monkeypatch.chdir(tmp_path)
+    done = tide_lm("analyze", "all", folder, "--json")
+    assert json.loads(done.stdout)[str(folder)].keys() == {"collapse", "footprint"}
+    assert f"left out: routing: {folder.name} has no memory" in done.stderr
+    assert f"left out: norms: {folder.name} has no token frequencies" in done.stderr
+    assert len(list((tmp_path / "runs" / "base" / "results").glob("*.json"))) == 2
+
+
 @pytest.mark.parametrize("what", ["updates", "gradients", "footprint"])
 def test_what_needs_no_weights_reads_none(run, what):
     (run / "export" / "model.safetensors").unlink()
@@ -219,6 +249,41 @@ def test_wrong_calls_exit_with_2(run, arguments, words):
     done = tide_lm(*(run if word == "RUN" else word for word in arguments))
     assert done.returncode == 2
     assert words in done.said
+
+
+def test_each_command_ends_with_one_next_command(run, tmp_path):
+    (tmp_path / "other.txt").write_text(TEXT)
+    text = "--text", tmp_path / "other.txt"
+    packed = f"tide-lm pack {run} --out run-packed --bits 4"
+    for command, told in {
+        ("evaluate", run, *text): f"tide-lm analyze all {run}",
+        ("compress", run, *text, "--form", "4 bits"): packed,
+        ("compress", run, *text, "--form", "4 bits, rank 0.5, joint"): f"{packed} --rank 0.5 --blocks joint",
+        ("analyze", "footprint", run): f"tide-lm report {run}",
+        ("figure", "footprint", run): f"tide-lm report {run}",
+        ("report", run): f"tide-lm explore {run}",
+        ("presets",): "tide-lm estimate tide-8e-1b",
+        ("estimate", "tide-4e-tiny"): "tide-lm train --run runs/tide-4e-tiny --set model.preset=tide-4e-tiny "
+        "--set data.path=data/mine",
+    }.items():
+        done = tide_lm(*command)
+        assert done.returncode == 0, done.stderr
+        assert [line for line in done.stderr.splitlines() if line.startswith("Next:")] == [f"Next: {told}"]
+        assert done.stderr.endswith(f"Next: {told}\n")
+
+
+def test_results_of_another_run_are_not_mixed_with_those_of_a_run(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    result_of("analyze", "footprint", other)
+    shutil.copy(other / "results" / "footprint.json", run / "results")
+    result_of("analyze", "footprint", run)  # the other is a copy of the same run
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(settings | {"recipe": "another"}))
+    shutil.copy(other / "results" / "footprint.json", run / "results")
+    done = tide_lm("analyze", "collapse", run)
+    assert done.returncode == 1
+    assert f"{run} holds results of {other}, such as footprint.json" in done.stderr
 
 
 def test_wrong_calls_are_named(run, tmp_path):

@@ -11,7 +11,7 @@ import time
 import pytest
 from command import call, result_of, tide_lm
 
-from tide_lm.compress.encode import Form
+from tide_lm.spec.form import Form
 from tide_lm.store.format import BLOCK
 from tide_lm.store.reader import StoreFile
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tide_lm.compress.encode import Encoder, Form, folded_rows
+from tide_lm.compress.encode import Encoder, folded_rows
+from tide_lm.spec.form import Form
 from tide_lm.store.rows import RowDecoder
 
 FINGERPRINT = "0" * 64

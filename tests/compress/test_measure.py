@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from tide_lm.compress.encode import Encoder, Form
-from tide_lm.compress.measure import FORMS, held, measure
+from tide_lm.compress.encode import Encoder
+from tide_lm.compress.forms import FORMS
+from tide_lm.compress.measure import held, measure
 from tide_lm.compress.pack import pack
 from tide_lm.evaluation.perplexity import Windows, perplexity
 from tide_lm.evaluation.texts import TextSettings
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import open_model
+from tide_lm.spec.form import Form
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import STORE, fingerprint, pack, verify
 from tide_lm.model import TideForCausalLM
+from tide_lm.spec.form import Form
 from tide_lm.store import reader
 from tide_lm.store.format import StoreError
 
@@ -351,7 +351,7 @@ def test_a_read_that_fails_during_generation_is_an_error_and_no_wrong_token(
 FULL = """
 import sys, torch
 from pathlib import Path
-from tide_lm.compress.encode import Form
+from tide_lm.spec.form import Form
 from tide_lm.compress.pack import pack
 from tide_lm.model import TideForCausalLM
 pack(TideForCausalLM.from_pretrained(sys.argv[1]), Path(sys.argv[2]), Form(16))

@@ -10,7 +10,6 @@ import torch
 
 from tide_lm.analysis.collapse import category
 from tide_lm.analysis.tables import distances, neighbours
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluation.perplexity import Windows, losses, read
@@ -21,6 +20,7 @@ from tide_lm.explore.vocabulary import FOUND, Vocabulary
 from tide_lm.model.opened import open_model
 from tide_lm.run.directory import write_result
 from tide_lm.spec.config import Place, Residence
+from tide_lm.spec.form import Form
 
 TEXT = "every layer knows the token"
 LONG = "the context of the token beneath the layer. " * 12

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tide_lm import TideConfig, TideForCausalLM
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.serve import Engine, Sampling
 from tide_lm.spec import presets
+from tide_lm.spec.form import Form
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 SIZES = {

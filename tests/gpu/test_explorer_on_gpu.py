@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tide_lm.analysis.tables import distances
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.explore import pairs
 from tide_lm.explore.explorer import Explorer, Turn
@@ -12,6 +11,7 @@ from tide_lm.explore.reader import Reader
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.model.opened import open_model
 from tide_lm.spec.config import Place, Residence
+from tide_lm.spec.form import Form
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TEXT = "the context of the token beneath the layer. " * 6

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tide_lm import TideConfig, TideForCausalLM
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
+from tide_lm.spec.form import Form
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CONFIG = TideConfig(

@@ -12,9 +12,9 @@ from hub import TOKEN, Hub
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import STORE, pack
 from tide_lm.model import TideForCausalLM
+from tide_lm.spec.form import Form
 
 START = """
 import os, sys

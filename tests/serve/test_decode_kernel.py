@@ -10,7 +10,6 @@ import torch
 from emulated import COMPILER, EmulatedKernel
 from peft import LoraConfig
 
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.ops.decode import SOURCE, DecodeShape
@@ -18,6 +17,7 @@ from tide_lm.ops.nvrtc import compile_source
 from tide_lm.serve.cache import SlotCache
 from tide_lm.serve.fused import rope_table, shape_of, why_not
 from tide_lm.serve.weights import stack_weights
+from tide_lm.spec.form import Form
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 

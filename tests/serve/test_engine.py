@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.serve import Engine, Sampling
+from tide_lm.spec.form import Form
 
 SIZES = {
     "vocab_size": 101,

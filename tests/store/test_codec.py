@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tide_lm.store.codec import BITS, RowCodec, gaussian_levels, pack, words_of
+from tide_lm.spec.form import BITS
+from tide_lm.store.codec import RowCodec, gaussian_levels, pack, words_of
 
 ERRORS = {16: 4e-6, 8: 4e-5, 4: 0.007, 3: 0.03, 2: 0.13}  # mean square, of numbers whose own is 1
 

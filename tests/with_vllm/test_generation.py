@@ -18,10 +18,10 @@ from vllm.compilation.backends import split_graph
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from tide_lm.compress.encode import Form
 from tide_lm.compress.pack import pack
 from tide_lm.interop.vllm_model import _split_graphs
 from tide_lm.model import TideForCausalLM
+from tide_lm.spec.form import Form
 
 LONG = [(7 * i + i * i) % 290 + 3 for i in range(150)]
 PROMPTS = [[0, 5, 6, 7], [0, 9], LONG, [*LONG[:64], 8, 9], [0, *range(3, 70)]]

@@ -33,51 +33,6 @@ def bandwidth(device: torch.device) -> float:
     return words.nbytes / min(timing.seconds(words.sum) for _ in range(50))  # clocks take some time to rise
 
 
-def check(
-    names: Sequence[str], places: Sequence[Place], context: tuple[int, int], through_store: bool
-) -> None:
-    """Check what is to be timed, before any of it is."""
-    shapes = {name: presets.get(name).model for name in names}
-    start, end = context
-    if not 1 <= start < end - 1:
-        raise ValueError(f"--context is {start} {end}: begin with 1 or more, end with two more at least")
-    for name, shape in shapes.items():
-        if end > (known := shape.max_position_embeddings):
-            raise ValueError(f"--context ends at {end}, and {name} knows {known} positions: lower it")
-    if Place.device not in places and not any(shape.num_memory_blocks for shape in shapes.values()):
-        raise ValueError(f"base models have no rows to be in {places[0]}: leave --memory out")
-    if through_store and not shapes[names[-1]].num_memory_blocks:
-        raise ValueError(
-            f"--ids goes through the last preset, and {names[-1]} has no memory: end with another"
-        )
-
-
-def read_tokens(ids: Path, counts: Path | None, preset: str) -> tuple[list[int], np.ndarray | None]:
-    """Read the tokens to force through a preset, and how often each of its tokens occurs."""
-    vocabulary = presets.get(preset).model.vocab_size
-    tokens = _whole_numbers("--ids", ids)
-    if not len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocabulary:
-        raise ValueError(f"--ids {ids} must hold token ids from 0 to {vocabulary - 1}")
-    counts_V = None if counts is None else _whole_numbers("--counts", counts)
-    if counts_V is not None and (counts_V.shape != (vocabulary,) or counts_V.min() < 0):
-        raise ValueError(
-            f"--counts {counts} must hold {vocabulary} numbers, 0 or more, one for each token id"
-        )
-    return tokens.tolist(), counts_V
-
-
-def _whole_numbers(option: str, path: Path) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        array = None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
-        raise ValueError(
-            f"{option} {path} is no .npy file of whole numbers in a row: write it with numpy.save"
-        )
-    return array
-
-
 def measure_all(
     names: Sequence[str],
     places: Sequence[Place],

@@ -16,7 +16,6 @@ import numpy as np
 from tide_lm.bench import timing
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
-from tide_lm.store.codec import RowCodec
 from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
 from tide_lm.store.reader import StoreFile
 
@@ -24,16 +23,6 @@ _ROWS_PER_WRITE = 4096
 _FIO_SECONDS, _FIO_DEPTH = 3, 16
 _READS = 5  # of the reader in a round
 _SETTLING = 0.2  # seconds in which a system goes on dropping pages after it was asked to
-
-
-def check(model: str, bits: int, tokens: int) -> None:
-    """Check what is to be timed, before any of it is."""
-    shape = presets.get(model).model
-    if not shape.num_memory_blocks:
-        raise ValueError("a base model has no store: name a preset with memory, such as tide-8e-1b")
-    if tokens > shape.vocab_size:
-        raise ValueError(f"--tokens is {tokens}, and {model} has {shape.vocab_size}: give fewer")
-    RowCodec(1, bits)
 
 
 def measure(

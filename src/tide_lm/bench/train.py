@@ -6,7 +6,6 @@ Token ids follow Zipf's law, as in text, so that a batch repeats its common toke
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,10 +13,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_lm.bench import timing
+from tide_lm.bench.wanted import shape_of
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.ops.transfer import upload
 from tide_lm.run.settings import RunConfig, TrainSection
-from tide_lm.spec import estimate, presets
+from tide_lm.spec import estimate
 from tide_lm.spec.config import ModelConfig
 from tide_lm.training import optim
 from tide_lm.training.objective import Objective
@@ -52,19 +52,6 @@ class Clock:
             taken = begin.elapsed_time(end) / 1e3 if self.on_gpu else end - begin
             found[part] = found.get(part, 0.0) + taken
         return found
-
-
-def shape_of(model: str) -> ModelConfig:
-    """Parse `PRESET`, `PRESET+values` with rows in attention's values, or either before `:IDS`, which sets
-    the size of the vocabulary."""
-    name, colon, ids = model.partition(":")
-    if colon and not (ids.isdecimal() and int(ids) >= 2):
-        raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
-    shape = presets.get(name.removesuffix("+values")).model
-    values = name.endswith("+values")
-    if values and not shape.num_memory_blocks:
-        raise ValueError(f"{model!r} has no rows for values: leave +values out")
-    return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=values)
 
 
 def measure_all(

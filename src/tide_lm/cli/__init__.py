@@ -7,7 +7,9 @@ from itertools import chain
 
 import typer
 
+from tide_lm.cli.help import Command, Group
 from tide_lm.cli.output import defer_to_first
+from tide_lm.run.files import sentence
 
 COMMANDS = {  # each a file of this folder, under a heading of the help
     "Plan": ("presets", "estimate", "doctor"),
@@ -22,6 +24,7 @@ def commands(only: str | None = None) -> typer.Typer:
     """Return an app of all commands, or of one, which spares the imports of the others."""
     app = typer.Typer(
         name="tide-lm",
+        cls=Group,
         help="TIDE language models: every layer knows the token beneath the context.",
         no_args_is_help=True,
         add_completion=False,
@@ -34,9 +37,9 @@ def commands(only: str | None = None) -> typer.Typer:
                 continue
             module = importlib.import_module(f"tide_lm.cli.{name}")
             if name == "bench":  # which has commands of its own
-                app.add_typer(module.app, name=name, rich_help_panel=heading)
+                app.add_typer(module.app, name=name, cls=Group, rich_help_panel=heading)
             else:
-                app.command(name, rich_help_panel=heading)(module.command)
+                app.command(name, cls=Command, rich_help_panel=heading)(module.command)
     return app
 
 
@@ -59,5 +62,6 @@ def main() -> None:
         commands(called if called in chain(*COMMANDS.values()) else None)()
     except (ValueError, OSError) as error:
         defer_to_first()
-        typer.echo(f"error: {error}", err=True)
+        line = sentence(error) if isinstance(error, OSError) and not isinstance(error, ValueError) else error
+        typer.echo(f"error: {line}", err=True)
         sys.exit(1)

@@ -1,16 +1,21 @@
 """`tide-lm analyze`: the paper's diagnostics on any checkpoint."""
 
 import math
-from typing import Annotated
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tide_lm.analysis.analyze import Analysis, AnalysisSettings, analyze
 from tide_lm.cli import options
-from tide_lm.cli.output import print_json
+from tide_lm.cli.demo import tide_run
+from tide_lm.cli.opening import check_call, open_to_measure
+from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working
 from tide_lm.cli.summary import print_summary
-from tide_lm.run.directory import results_folder
+
+if TYPE_CHECKING:
+    from tide_lm.model.opened import OpenedModel
 
 # The options that each analysis reads, beside those of all.
 OF_ALL = {"what", "models", "run", "memory", "device", "as_json"}
@@ -25,11 +30,18 @@ READS = {
     Analysis.neighbours: {"counts", "token"},
     Analysis.footprint: set(),
 }
+NAMES = ["all", *map(str, Analysis)]
 
 
 def command(
     context: typer.Context,
-    what: Annotated[Analysis, typer.Argument(help="What to look at.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            parser=options.one_of(NAMES),
+            help=f"What to look at: all (whatever fits the model), {', '.join(NAMES[1:-1])} or {NAMES[-1]}.",
+        ),
+    ],
     models: Annotated[list[str], typer.Argument(help="Runs, checkpoints, folders or names on the Hub.")],
     text: options.Texts = None,
     text_field: options.TextField = "text",
@@ -41,44 +53,80 @@ def command(
     memory: options.Memory = None,
     device: options.Device = None,
     delta: Annotated[
-        float, typer.Option(min=0, help="collapse: the distance over the mean norm that counts as collapsed.")
+        float,
+        typer.Option(
+            min=0, help="collapse: the distance, as a share of the mean norm, below which states collapsed."
+        ),
     ] = 0.1,
     token: Annotated[
-        list[str] | None, typer.Option(help="neighbours: a word whose neighbours to list; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="WORD", help="neighbours: a word whose neighbours to list; may be repeated."),
     ] = None,
-    tokens: Annotated[float, typer.Option(min=1, help="updates: the tokens of a training.")] = 200e9,
+    tokens: Annotated[
+        float, typer.Option(min=1, show_default="200e9", help="updates: the tokens of a training.")
+    ] = 200e9,
     sequence: Annotated[int, typer.Option(min=1, help="updates: the tokens of a training sequence.")] = 2048,
     as_json: options.AsJson = False,
 ) -> None:
-    """Look into models as the paper does; each analysis writes results/WHAT.json of the model's run.
+    """Look into models as the paper does. Each analysis is written to results/WHAT.json of the model's run.
 
-    Example: tide-lm analyze norms runs/mine runs/base
+    Example: tide-lm analyze all runs/mine
     """
-    options.refuse_others(context, READS[what] | OF_ALL, what.value)
+    chosen = list(Analysis) if what == "all" else [Analysis(what)]
+    options.refuse_others(context, set.union(OF_ALL, *(READS[one] for one in chosen)), what)
     if run is not None and len(models) > 1:
         raise typer.BadParameter("--run takes the results of one model: leave it out, or give one model")
+    models = [tide_run(model) for model in models]
     if len(set(models)) < len(models):
         raise typer.BadParameter(f"a model is given twice in {', '.join(models)}: give each once")
     if not math.isfinite(tokens + delta):
         raise typer.BadParameter(f"--tokens is {tokens} and --delta {delta}: give finite numbers")
-    if what is Analysis.routing and len(text or ()) > 1:
+    if Analysis.routing in chosen and len(text or ()) > 1:
         raise typer.BadParameter("routing reads one text: give --text once")
-    from tide_lm.evaluation.texts import TextSettings, TextSettingsError
-    from tide_lm.model.opened import open_model
-
-    texts = TextSettings(options.named_texts(text), text_field, window, stride, batch)
-    settings = AnalysisSettings(texts, delta, token or (), tokens, batch, sequence)
-    found = {}
+    named = options.named_texts(text, text_field)
     for model in models:
-        opened = open_model(model, counts=counts, run=run, memory=memory, device=device)
-        results_folder(opened.run)
-        with working(f"Looking at {what} of {model}") as log, options.usage_errors(TextSettingsError):
-            found[model] = analyze(what, opened, settings, log)
-        opened.write(what.value, found[model])
-        if not as_json:
-            print_summary(what.value, model, found[model], opened.run)
+        check_call(model, counts, run)
+    found: dict[str, Any] = {}
+    places = []
+    for model in models:
+        opened = open_to_measure(model, counts, run, memory=memory, device=device)
+        from tide_lm.evaluation.texts import TextSettings
+
+        texts = TextSettings(named, text_field, window, stride, batch)
+        settings = AnalysisSettings(texts, delta, token or (), tokens, batch, sequence)
+        found[model] = {}
+        for one in chosen:
+            result = _analyze(one, opened, settings, must=what != "all")
+            if result is None:
+                continue
+            opened.write(one.value, result)
+            found[model][one.value] = result
+            if not as_json:
+                print_summary(one.value, model, result, opened.run)
+        if not found[model]:
+            raise ValueError(f"no analysis fits {model}: the lines above say what each needs")
         if memory is not None:
             options.print_reads(opened)
         typer.echo(f"results in {opened.run / 'results'}", err=True)
+        places.append(str(opened.run))
     if as_json:
-        print_json(found)
+        print_json(found if what == "all" else {model: results[what] for model, results in found.items()})
+    print_next(f"tide-lm report {shlex.join(places)}")
+
+
+def _analyze(
+    what: Analysis, opened: "OpenedModel", settings: AnalysisSettings, must: bool
+) -> dict[str, Any] | None:
+    """Return what an analysis finds; one that need not fit, and does not, is left out with a line."""
+    from tide_lm.evaluation.texts import TextSettingsError
+
+    try:
+        with working(f"Looking at {what} of {opened.path}") as log:
+            return analyze(what, opened, settings, log)
+    except ValueError as error:
+        if must and isinstance(error, TextSettingsError):
+            raise typer.BadParameter(str(error)) from error
+        if must:
+            raise
+        typer.echo(f"left out: {what}: {error}", err=True)
+        return None

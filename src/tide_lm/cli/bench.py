@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import AsJson, Device, usage_errors
+from tide_lm.cli.help import Command
+from tide_lm.cli.options import AsJson, Device, one_of, usage_errors
 from tide_lm.cli.output import number, print_json, print_table
 from tide_lm.cli.progress import tidy_end, working
+from tide_lm.run.files import check_writable
 from tide_lm.run.provenance import provenance
 from tide_lm.spec.config import Place
 
@@ -32,7 +34,7 @@ DECODED: Columns = {
 }
 
 
-@app.command("train")
+@app.command("train", cls=Command)
 def train(
     models: Annotated[
         list[str] | None,
@@ -54,13 +56,19 @@ def train(
 
     Example: tide-lm bench train base-tiny tide-4e-tiny --batch 2 --sequence 128
     """
-    from tide_lm.bench.train import measure_all, shape_of
+    from tide_lm.bench.wanted import shape_of
 
     wanted = models or PRESETS
     with usage_errors():
         for model in wanted:
             shape_of(model)
-    result = _measured(lambda log: measure_all(wanted, batch, sequence, steps, peers, log))
+
+    def work(log: Callable[[str], None]) -> dict[str, Any]:
+        from tide_lm.bench.train import measure_all
+
+        return measure_all(wanted, batch, sequence, steps, peers, log)
+
+    result = _measured(work)
     if as_json:
         print_json(result)
         return
@@ -74,14 +82,19 @@ def train(
     print_table("Parts of a step, ms", ["model", "ids", *parts], rows)
 
 
-@app.command("decode")
+@app.command("decode", cls=Command)
 def decode(
     models: Annotated[
         list[str] | None, typer.Argument(help="Presets to time.", show_default=" ".join(PRESETS))
     ] = None,
     memory: Annotated[
-        list[Place] | None,
-        typer.Option(show_default="device", help="Where rows are; they are packed if not on the device."),
+        list[str] | None,
+        typer.Option(
+            parser=one_of(Place),
+            metavar="|".join(Place),
+            show_default="device",
+            help="Where rows are; they are packed if not on the device. May be repeated.",
+        ),
     ] = None,
     batch: Annotated[
         list[int] | None,
@@ -91,10 +104,9 @@ def decode(
             help="Sequences per batch; repeatable. Extra batch sizes use only the first --memory.",
         ),
     ] = None,
-    context: Annotated[tuple[int, int], typer.Option(help="Tokens of the prompt, and at the end.")] = (
-        128,
-        1152,
-    ),
+    context: Annotated[
+        tuple[int, int], typer.Option(metavar="FROM TO", help="Tokens of the prompt, and at the end.")
+    ] = (128, 1152),
     peers: Annotated[
         bool,
         typer.Option("--peers", help="Also time the first preset compiled and by transformers' generate."),
@@ -113,16 +125,18 @@ def decode(
 
     Example: tide-lm bench decode base-tiny tide-4e-tiny --context 8 64 --batch 1 --batch 4
     """
-    from tide_lm.bench.decode import check, measure_all, measure_store, read_tokens
+    from tide_lm.bench.wanted import check_decoding, read_tokens
 
-    wanted, places, batches = models or PRESETS, memory or [Place.device], batch or [1]
+    wanted, places, batches = models or PRESETS, list(map(Place, memory or [Place.device])), batch or [1]
     with usage_errors():
-        check(wanted, places, context, through_store=ids is not None)
+        check_decoding(wanted, places, context, through_store=ids is not None)
         if ids is None and counts is not None:
             raise ValueError("--counts goes with --ids, which is not given")
         forced = None if ids is None else read_tokens(ids, counts, wanted[-1])
 
     def work(log: Callable[[str], None]) -> dict[str, Any]:
+        from tide_lm.bench.decode import measure_all, measure_store
+
         result = measure_all(wanted, places, batches, context, peers, log, device)
         if forced is not None:
             log(f"forcing tokens through {wanted[-1]}")
@@ -146,7 +160,7 @@ def decode(
         print_table(f"{wanted[-1]} from a store, {store['tokens']:,} tokens", ["", ""], rows)
 
 
-@app.command("store")
+@app.command("store", cls=Command)
 def store(
     model: Annotated[str, typer.Argument(help="The preset whose store is read.")] = "tide-8e-1b",
     bits: Annotated[int, typer.Option(help="Bits per number: 16, 8, 4, 3 or 2.")] = 4,
@@ -161,11 +175,18 @@ def store(
 
     Example: tide-lm bench store tide-8e-small --rounds 3
     """
-    from tide_lm.bench.store import check, measure
+    from tide_lm.bench.wanted import check_reading
 
     with usage_errors():
-        check(model, bits, tokens)
-    result = _measured(lambda log: measure(model, bits, tokens, rounds, folder, log))
+        check_reading(model, bits, tokens)
+    check_writable(folder)
+
+    def work(log: Callable[[str], None]) -> dict[str, Any]:
+        from tide_lm.bench.store import measure
+
+        return measure(model, bits, tokens, rounds, folder, log)
+
+    result = _measured(work)
     if as_json:
         print_json(result)
         return

@@ -129,7 +129,8 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
 def _look_into(run: Path) -> list[float | None]:
     """Analyse both models for the report; return the null bank's weight in TIDE's last layer."""
     from tide_lm.analysis.analyze import OF_MEMORY, Analysis, AnalysisSettings, analyze
-    from tide_lm.compress.measure import forms_named, measure
+    from tide_lm.compress.forms import forms_named
+    from tide_lm.compress.measure import measure
     from tide_lm.evaluation.texts import TextSettings
     from tide_lm.model.opened import open_model
 

@@ -5,7 +5,8 @@ from typing import Any
 import typer
 
 from tide_lm.cli.options import AsJson
-from tide_lm.cli.output import print_json, print_table
+from tide_lm.cli.output import print_json, print_next, print_table
+from tide_lm.cli.progress import working
 
 
 def command(as_json: AsJson = False) -> None:
@@ -15,10 +16,12 @@ def command(as_json: AsJson = False) -> None:
     """
     from tide_lm.run.doctor import examine
 
-    report = examine()
+    with working("Looking at this machine"):
+        report = examine()
     print_json(report) if as_json else _print(report)
     if report["problems"]:
         raise typer.Exit(1)
+    print_next("tide-lm demo")
 
 
 def _print(report: dict[str, Any]) -> None:

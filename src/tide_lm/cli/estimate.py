@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli.options import AsJson, usage_errors
-from tide_lm.cli.output import pairs, print_json, print_table
+from tide_lm.cli.output import pairs, print_json, print_next, print_table
+from tide_lm.run.directory import RunDirectory, owning_run
+from tide_lm.run.settings import RunConfig
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
 from tide_lm.spec.estimate import summary
@@ -15,7 +17,8 @@ from tide_lm.spec.estimate import summary
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="A preset, or the folder or config.json of a Llama or TIDE model.")
+        str,
+        typer.Argument(help="A preset, a run, or the folder or config.json of a Llama or TIDE model."),
     ] = "tide-8e-1b",
     memory_blocks: Annotated[
         int | None, typer.Option("--memory-blocks", "-k", min=0, help="Blocks K instead of the model's.")
@@ -55,15 +58,20 @@ def command(
         )
     result = {"model": model, **summary(shape, sequence or shape.max_position_embeddings, gpus)}
     print_json(result) if as_json else _print(result)
+    if not Path(model).exists():
+        print_next(_training(model))
+
+
+def _training(preset: str) -> str:
+    return f"tide-lm train --run runs/{preset} --set model.preset={preset} --set data.path=data/mine"
 
 
 def _shape(model: str) -> ModelConfig:
-    if model and Path(model).exists():
-        return ModelConfig.from_folder(Path(model))
-    try:
+    if not model or not Path(model).exists():
         return presets.get(model).model
-    except ValueError as error:
-        raise ValueError(f"{error}; nor is there a folder or file of that name") from None
+    if owning_run(model)[0] == Path(model):
+        return RunConfig.from_saved(RunDirectory(Path(model)).read_config() or {}).model.shape()
+    return ModelConfig.from_folder(Path(model))
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """`tide-lm evaluate`: perplexity, loss by decile, and the paper's benchmarks."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,9 +8,10 @@ import typer
 
 from tide_lm.cli import options
 from tide_lm.cli.demo import tide_run
-from tide_lm.cli.output import number, print_json, print_table
+from tide_lm.cli.opening import check_call, open_to_measure
+from tide_lm.cli.output import number, print_json, print_next, print_table
 from tide_lm.cli.progress import working
-from tide_lm.run.directory import results_folder, write_result
+from tide_lm.run.directory import owning_run, place_of_results, write_result
 
 
 def command(
@@ -52,42 +54,61 @@ def command(
         options.refuse_others(context, used, "--benchmarks")
         result = _on_tasks(model, run, memory, device, benchmarks, tasks, batch, limit)
         print_json(result) if as_json else _print_tasks(result)
+        print_next(shlex.join(["tide-lm", "report", str(place_of_results(model, run))]))
         return
     if tasks or limit:
         raise typer.BadParameter("--tasks and --limit choose benchmarks: give --benchmarks")
     if all_checkpoints and memory is not None:
         raise typer.BadParameter("checkpoints are not packed: leave --memory out")
-    from tide_lm.evaluation import texts
-    from tide_lm.model.opened import open_model, owning_run
-
-    settings = texts.TextSettings(options.named_texts(text), text_field, window, stride, batch)
+    given = options.named_texts(text, text_field), text_field, window, stride, batch
     if all_checkpoints:
-        owner, _ = owning_run(model)
-        place = run or owner or Path(model)
-        if owner is not None:
-            results_folder(place)
-        with (
-            working(f"Reading for the checkpoints of {model}") as log,
-            options.usage_errors(texts.TextSettingsError),
-        ):
-            result = texts.evaluate_checkpoints(model, settings, counts, device, log)
-        for fault in result["left_out"].values():
-            typer.echo(f"left out: {fault}", err=True)
-        path = write_result(place, "checkpoints", {"subject": {"model": model}, **result})
+        path, result = _at_checkpoints(model, counts, run, device, given)
         shown = _by_checkpoint(model, result)
     else:
-        opened = open_model(model, counts=counts, run=run, memory=memory, device=device)
-        results_folder(opened.run)
-        if opened.frequencies is None and opened.data is not None:
-            where = opened.data.absolute()
-            typer.echo(f"no loss by decile: the run's data are not at {where}; give --counts", err=True)
-        with working(f"Reading for {model}") as log, options.usage_errors(texts.TextSettingsError):
-            result = {"texts": texts.evaluate_texts(opened, settings, log)}
-        path = texts.write_texts(opened, result["texts"])
-        options.print_reads(opened)
+        path, result = _on_texts(model, counts, run, memory, device, given)
         shown = _by_text(model, result)
     typer.echo(f"wrote {path}", err=True)
     print_json(result) if as_json else print_table(*shown)
+    print_next(shlex.join(["tide-lm", "analyze", "all", model]))
+
+
+def _at_checkpoints(
+    model: str, counts: Path | None, run: Path | None, device: str | None, given: tuple[Any, ...]
+) -> tuple[Path, dict[str, Any]]:
+    place = check_call(model, counts, run)
+    if owning_run(model)[0] is None:
+        raise ValueError(f"{model} has no checkpoints: give the directory of a run")
+    with working(f"Opening {model}"):
+        from tide_lm.evaluation import texts
+
+    with (
+        working(f"Reading for the checkpoints of {model}") as log,
+        options.usage_errors(texts.TextSettingsError),
+    ):
+        result = texts.evaluate_checkpoints(model, texts.TextSettings(*given), counts, device, log)
+    for fault in result["left_out"].values():
+        typer.echo(f"left out: {fault}", err=True)
+    return write_result(place, "checkpoints", {"subject": {"model": model}, **result}), result
+
+
+def _on_texts(
+    model: str,
+    counts: Path | None,
+    run: Path | None,
+    memory: Any,
+    device: str | None,
+    given: tuple[Any, ...],
+) -> tuple[Path, dict[str, Any]]:
+    opened = open_to_measure(model, counts, run, memory=memory, device=device)
+    from tide_lm.evaluation import texts
+
+    if opened.frequencies is None and opened.data is not None:
+        where = opened.data.absolute()
+        typer.echo(f"no loss by decile: the run's data are not at {where}; give --counts", err=True)
+    with working(f"Reading for {model}") as log, options.usage_errors(texts.TextSettingsError):
+        result = {"texts": texts.evaluate_texts(opened, texts.TextSettings(*given), log)}
+    options.print_reads(opened)
+    return texts.write_texts(opened, result["texts"]), result
 
 
 def _on_tasks(
@@ -101,14 +122,13 @@ def _on_tasks(
     limit: int | None,
 ) -> dict[str, Any]:
     from tide_lm.evaluation.tasks import TASKS, check
-    from tide_lm.evaluation.zero_shot import score
-    from tide_lm.model.opened import open_model
 
     with options.usage_errors():
         names = check(source, list(TASKS) if tasks is None else [name.strip() for name in tasks.split(",")])
-    opened = open_model(model, run=run, memory=memory, device=device)
-    results_folder(opened.run)
+    opened = open_to_measure(model, run=run, memory=memory, device=device)
     with working(f"Scoring {model}") as log:
+        from tide_lm.evaluation.zero_shot import score
+
         found = score(opened.model, opened.tokenizer, source, names, batch=batch, limit=limit, log=log)
     result = {"model": opened.name, **found}
     typer.echo(f"wrote {opened.write('benchmarks', result)}", err=True)

@@ -4,7 +4,7 @@ import ctypes
 import re
 import socket
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tide_lm.spec.config import Residence
+from tide_lm.spec.names import suggestion
 
 if TYPE_CHECKING:
     from tide_lm.model.opened import OpenedModel
@@ -26,6 +27,19 @@ def usage_errors(kind: type[ValueError] = ValueError) -> Iterator[None]:
         yield
     except kind as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """Return a parser of a word that must be one of these names."""
+
+    known = [str(name) for name in names]
+
+    def parse(word: str) -> str:
+        if word not in known:
+            raise typer.BadParameter(f"{word!r} is unknown: {suggestion(word, known)}")
+        return word
+
+    return parse
 
 
 def _residence(text: str) -> Residence:
@@ -61,13 +75,15 @@ Texts = Annotated[
     list[str] | None,
     typer.Option(
         "--text",
+        metavar="FILE",
         show_default="the held-out part of the run's data",
         help="A file, folder or glob to read, prepared data, or NAME=FILE; repeatable.",
     ),
 ]
-TextField = Annotated[str, typer.Option(help="The field of a record that holds its text.")]
+TextField = Annotated[str, typer.Option(metavar="NAME", help="The field of a record that holds its text.")]
 Counts = Annotated[
-    Path | None, typer.Option(help="Prepared data or a file of token counts, instead of the run's data.")
+    Path | None,
+    typer.Option(help="Prepared data or a file of token counts, instead of the run's data."),
 ]
 Window = Annotated[
     int | None, typer.Option(min=2, show_default="the training sequence", help="Tokens per window.")
@@ -78,7 +94,9 @@ Stride = Annotated[
 Batch = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]
 Run = Annotated[
     Path | None,
-    typer.Option(show_default="the model's run, or runs/NAME", help="The run whose results/ to fill."),
+    typer.Option(
+        metavar="RUN", show_default="the model's run, or runs/NAME", help="The run whose results/ to fill."
+    ),
 ]
 Memory = Annotated[
     Residence | None,
@@ -100,8 +118,8 @@ Device = Annotated[
 ]
 
 
-def named_texts(texts: list[str] | None) -> dict[str, Path]:
-    """Return each text by its name: the one given, or the file's."""
+def named_texts(texts: list[str] | None, field: str = "text") -> dict[str, Path]:
+    """Return each text, which must be there, by its name: the one given, or the file's."""
     found: dict[str, Path] = {}
     for text in texts or ():
         name, equals, path = text.partition("=")
@@ -112,6 +130,11 @@ def named_texts(texts: list[str] | None) -> dict[str, Path]:
         if name in found:
             raise typer.BadParameter(f"two texts are called {name!r}: name them, as in --text {name}2={path}")
         found[name] = Path(path)
+        if not (Path(path) / "manifest.json").exists() and not path.startswith("hf:"):
+            from tide_lm.data import sources
+
+            with usage_errors():
+                sources.parts(path, field)
     return found
 
 

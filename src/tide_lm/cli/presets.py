@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli.options import AsJson, usage_errors
-from tide_lm.cli.output import print_json, print_table
+from tide_lm.cli.output import print_json, print_next, print_table
 from tide_lm.spec import presets
 from tide_lm.spec.estimate import count_parameters
 
@@ -27,6 +27,7 @@ def command(
         _print_one(chosen[0])
     else:
         _print_sizes([preset for preset in chosen if not preset.model.num_memory_blocks])
+    print_next(f"tide-lm estimate {name or 'tide-8e-1b'}")
 
 
 def _record(preset: presets.Preset) -> dict[str, Any]:

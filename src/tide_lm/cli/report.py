@@ -1,13 +1,18 @@
 """`tide-lm report`: one HTML page of all results of some runs."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tide_lm.cli.output import print_next
+from tide_lm.cli.progress import working
+from tide_lm.run.directory import RunDirectory
+
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is the reference.")],
+    runs: Annotated[list[Path], typer.Argument(help="Runs; the first is the one to compare with.")],
     out: Annotated[
         Path | None,
         typer.Option(show_default="RUN/report/index.html", help="The file to write."),
@@ -16,9 +21,9 @@ def command(
         bool, typer.Option("--cards", help="Also put all results into the README of each run's export.")
     ] = False,
 ) -> None:
-    """Write a self-contained HTML page that compares runs, beside the paper; it only reads results.
+    """Write one HTML page of all results of runs, beside what the paper states. Nothing is measured.
 
-    Example: tide-lm report runs/base runs/mine
+    Example: tide-lm report runs/mine runs/base
     """
     from tide_lm.report.model_cards import write_cards
     from tide_lm.report.page import write_report
@@ -26,6 +31,16 @@ def command(
     def warn(line: str) -> None:
         typer.echo(f"warning: {line}", err=True)
 
-    for path in write_cards(runs) if cards else ():
+    with working("Drawing the page") as log:
+        written = write_cards(runs) if cards else []
+        page = write_report(runs, out or runs[0] / "report" / "index.html", warn, log)
+    for path in (*written, page):
         typer.echo(path)
-    typer.echo(write_report(runs, out or runs[0] / "report" / "index.html", warn))
+    typer.echo("The page shows all that was measured; open it in a browser.", err=True)
+    print_next(shlex.join(["tide-lm", "explore", *_models(runs)]))
+
+
+def _models(runs: list[Path]) -> list[str]:
+    """Return the words that name to `explore` the model to look into, and the one to compare it with."""
+    model, *others = [str(run) for run in runs if RunDirectory(run).export.is_dir()] or ["MODEL"]
+    return [model, "--compare", others[0]] if others else [model]

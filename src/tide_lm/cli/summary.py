@@ -8,11 +8,12 @@ import typer
 from tide_lm.cli.output import print_table
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.formatting import NOT_MEASURED
+from tide_lm.report.meaning import sentence
 from tide_lm.report.results import Run
 
 
 def print_summary(what: str, model: str, result: dict[str, Any], folder: Path) -> None:
-    """Print the tables of a result and what the paper states of it, or say why there is nothing."""
+    """Print a result's tables, what the paper states of it and what it means; or why there is nothing."""
     run = Run(folder, model, 0, {what: {"subject": {"model": model}, **result}}, [], None)
     figures = [figure for figure in FIGURES.values() if figure.reads == what and figure.at_least == 1]
     reasons = [figure.missing(run) for figure in figures]
@@ -28,3 +29,5 @@ def print_summary(what: str, model: str, result: dict[str, Any], folder: Path) -
             )
     if None not in reasons:
         typer.echo("\n".join(filter(None, reasons)), err=True)
+    elif said := sentence(what, result):
+        typer.echo(f"{model}, {what}: {said}.\n")

@@ -23,8 +23,9 @@ from tide_lm.data.corpus import Corpus, split_of
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import FORMAT, Assemble, Encode, Work, WorkingFolder
-from tide_lm.run import files, strict
+from tide_lm.run import files
 from tide_lm.run.optional import require
+from tide_lm.spec.names import suggestion
 
 EXECUTORS = {
     "local": "LocalPipelineExecutor",
@@ -77,7 +78,7 @@ def check_options(executor: str, options: Mapping[str, Any]) -> None:
     known = {name: parameter for name, parameter in parameters.items() if name not in _NO_OPTIONS}
     for name in options:
         if name not in known:
-            hint = strict.suggestion(name, known)
+            hint = suggestion(name, known)
             raise OptionError(f"the executor {executor} has no option {name!r}: {hint}")
     needed = [name for name, parameter in known.items() if parameter.default is parameter.empty]
     if missing := [name for name in needed if name not in options]:

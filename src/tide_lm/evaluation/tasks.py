@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tide_lm.data.sources import json_lines
 from tide_lm.run.optional import require
+from tide_lm.spec.names import suggestion
 
 HUB = "hub"
 LAMBADA = "lambada_openai"
@@ -100,7 +101,7 @@ def check(source: str | Path, tasks: Sequence[str] = tuple(TASKS)) -> list[str]:
     """Check that tasks are known and have records; return them in the order of the paper's columns."""
     for name in tasks:
         if name not in TASKS:
-            raise ValueError(f"unknown task {name!r}: choose from {', '.join(TASKS)}")
+            raise ValueError(f"unknown task {name!r}: {suggestion(name, TASKS)}")
     if not tasks:
         raise ValueError(f"no task is named: choose from {', '.join(TASKS)}")
     chosen = [name for name in TASKS if name in tasks]

@@ -8,9 +8,9 @@ from typing import Any
 
 from tide_lm.data import shards, sources
 from tide_lm.evaluation.perplexity import Windows, perplexity
-from tide_lm.model.opened import OpenedModel, open_model, owning_run
+from tide_lm.model.opened import OpenedModel, open_model
 from tide_lm.run import checkpoint
-from tide_lm.run.directory import RunDirectory
+from tide_lm.run.directory import RunDirectory, owning_run
 from tide_lm.run.provenance import provenance
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import RepositoryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -31,7 +31,15 @@ from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model.loading import check_place, open_store
 from tide_lm.run import checkpoint
-from tide_lm.run.directory import RunDirectory, check_exists, write_result
+from tide_lm.run.directory import (
+    RunDirectory,
+    check_exists,
+    check_results,
+    name_of,
+    owning_run,
+    place_of_results,
+    write_result,
+)
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec.config import ModelConfig, Place, Residence
 from tide_lm.store.format import StoreError
@@ -152,18 +160,17 @@ def open_model(
     Without `device`, it is a GPU, if there is one. With `writes`, check that no other model has its results
     in the same place.
     """
+    check_exists(model)
     owner, inner = owning_run(model)
     step = inner if step is None else step
+    name, place = name_of(model), place_of_results(model, run)
+    if writes:
+        check_results(place, model)
     if owner is None:
         if step is not None:
             raise ValueError(f"{model} is not a run of tide-lm, and has no checkpoint of step {step}")
-        check_exists(model)
         config, tokenizer = _open_folder(model)
-        name = Path(model).resolve().name if Path(model).exists() else model.replace("/", "--")
         frequencies = partial(_frequencies, counts, model, tokenizer, config)
-        place = run or Path("runs") / name
-        if writes:
-            _check_place(place, model)
         load = partial(_load_folder, model, config, memory)
         return OpenedModel(name, model, place, config, load, tokenizer, frequencies, device=device)
     settings = RunDirectory(owner).read_config() or {}
@@ -190,9 +197,9 @@ def open_model(
     if counts is None and data.exists():
         counts = data
     return OpenedModel(
-        name=owner.resolve().name,
+        name=name,
         path=model,
-        run=run or owner,
+        run=place,
         config=config,
         load=load,
         tokenizer=tokenizer,
@@ -204,36 +211,6 @@ def open_model(
         tokens=state.get("tokens"),
         device=device,
     )
-
-
-def owning_run(model: str) -> tuple[Path | None, int | None]:
-    """Return the run that a path is, or whose export or checkpoint it is, and the checkpoint's step."""
-    path = Path(model)
-    if _is_run(path):
-        return path, None
-    if path.name == "export" and _is_run(path.parent):
-        return path.parent, None
-    if path.name.isdigit() and path.parent.name == "checkpoints" and _is_run(path.parent.parent):
-        return path.parent.parent, int(path.name)
-    return None, None
-
-
-def _is_run(folder: Path) -> bool:
-    try:
-        return {"model", "data", "optim", "train"} <= json.loads((folder / "config.json").read_text()).keys()
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _check_place(run: Path, model: str) -> None:
-    """Check that no other model has its results there: two folders may have one name."""
-    for path in (run / "results").glob("*.json"):
-        try:
-            other = json.loads(path.read_text(encoding="utf-8"))["subject"]["model"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if Path(other).resolve() != Path(model).resolve():
-            raise ValueError(f"{run} holds results of {other}: give another place for {model} with --run")
 
 
 def open_config(folder: str, name: str | None = None) -> PreTrainedConfig:
@@ -270,11 +247,23 @@ def naming(folder: str) -> Iterator[None]:
         yield
     except StoreError:  # which names its file
         raise
-    except (OSError, KeyError, ValueError, SafetensorError, StrictDataclassError) as error:
-        raise ValueError(
-            f"{folder} cannot be opened as a model ({' '.join(str(error).split())[:200]}): give a run, a "
-            "folder with config.json, weights and tokenizer, or a name on the Hugging Face Hub"
-        ) from error
+    except OSError as error:
+        if isinstance(error.__cause__, RepositoryNotFoundError):
+            raise ValueError(
+                f"there is no {folder} here, nor on the Hugging Face Hub, unless it is private: correct the "
+                "name, or log in with `hf auth login`"
+            ) from error
+        raise _unopened(folder, error) from error
+    except (KeyError, ValueError, SafetensorError, StrictDataclassError) as error:
+        raise _unopened(folder, error) from error
+
+
+def _unopened(folder: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())[:200]
+    return ValueError(
+        f"{folder} cannot be opened as a model ({reason}): give a run, a folder with config.json, weights "
+        "and tokenizer, or a name on the Hugging Face Hub"
+    )
 
 
 def _whole_checkpoint(run: Path, step: int | None) -> Path:

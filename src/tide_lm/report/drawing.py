@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tide_lm.report.figure import Axes, Figure, Panel, Runs
 from tide_lm.report.formatting import count, quantity, short
 from tide_lm.report.results import Run
-from tide_lm.run.files import write_atomically
+from tide_lm.run.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -44,7 +44,7 @@ def write(figure: Figure, runs: Runs, folder: Path, kinds: Sequence[str] = ("svg
 
 def write_panels(panels: Sequence[Panel], name: str, folder: Path, kinds: Sequence[str]) -> list[Path]:
     """Write NAME.KIND with these panels on one sheet, for each kind."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = []
     for kind in kinds:
         path = folder / f"{name}.{kind}"

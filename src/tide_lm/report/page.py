@@ -14,10 +14,15 @@ from tide_lm.report.drawing import inline_svg
 from tide_lm.report.figure import Figure, Runs
 from tide_lm.report.formatting import NOT_MEASURED, difference
 from tide_lm.report.results import Run, open_runs
-from tide_lm.run.files import write_atomically
+from tide_lm.run.files import check_writable, make_folder, write_atomically
 
 
-def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lambda line: None) -> Path:
+def write_report(
+    runs: list[Path],
+    out: Path,
+    warn: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Path:
     """Write the page of these runs; the others are compared with the first.
 
     What is damaged is left out, and `warn` is called with the reason.
@@ -25,8 +30,9 @@ def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lamb
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name the file to write, as in {out / 'index.html'}")
     opened = open_runs(runs)
-    page = render(opened)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(out.parent)
+    page = render(opened, log)
+    make_folder(out.parent)
     write_atomically(out, page)
     for run in opened:
         for reason in run.damaged.values():
@@ -34,10 +40,11 @@ def write_report(runs: list[Path], out: Path, warn: Callable[[str], None] = lamb
     return out
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], log: Callable[[str], None] = lambda line: None) -> str:
     """Return the page."""
     sections, missing = [], []
     for figure in FIGURES.values():
+        log(figure.title)
         reasons = {run: reason for run in runs if (reason := figure.missing(run))}
         usable = [run for run in runs if run not in reasons]
         if figure.too_few(usable):

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tide_lm.run.files import locked, write_atomically
+from tide_lm.run import hub
+from tide_lm.run.files import locked, make_folder, write_atomically
 from tide_lm.run.provenance import write_record
+from tide_lm.spec.names import suggestion
 
 
 def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
@@ -19,17 +21,101 @@ def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None 
 
 
 def results_folder(run: Path) -> Path:
-    """Return the folder of results, and make it if need be; long work calls this before it starts."""
-    folder = run / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Return the folder of results, and make it if need be."""
+    return make_folder(run / "results")
 
 
 def check_exists(model: str) -> None:
-    """Check that a model exists here, unless its name may be one on the Hub: NAME, or OWNER/NAME."""
+    """Check that there is a model of this name, here or maybe on the Hub, before anything is loaded."""
     path = Path(model)
-    if not path.exists() and (len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.exists())):
-        raise ValueError(f"there is no {model}: give a run, one of its checkpoints, or a folder with a model")
+    if not path.exists():
+        hint = suggestion(
+            model, _folders_near(path), "give a run, one of its checkpoints, or a folder with a model"
+        )
+        if not hub.may_be_name(model):
+            raise ValueError(f"there is no {model}: {hint}")
+        hub.check(model, hint)
+        return
+    if not path.is_dir():
+        raise ValueError(f"{model} is a file: give a run, or the folder of a model")
+    owner, step = owning_run(model)
+    if owner is not None:
+        run = RunDirectory(owner)
+        if step is None and not run.export.is_dir() and not any(run.checkpoints.glob("*")):
+            raise ValueError(f"{owner} has no checkpoint yet: train it")
+        return
+    config = path / "config.json"
+    if not config.exists():
+        inner = sorted(str(file.parent) for file in path.glob("*/config.json"))
+        cure = f"choose one of {', '.join(inner)}" if inner else "give a run, or the folder of a model"
+        raise ValueError(f"{model} is no model, since it has no config.json: {cure}")
+    if not isinstance(values := _values(config), dict) or "model_type" not in values:
+        raise ValueError(f"{config} describes neither a run nor a model: restore it, or give another folder")
+
+
+def owning_run(model: str) -> tuple[Path | None, int | None]:
+    """Return the run that a path is, or whose export or checkpoint it is, and the checkpoint's step."""
+    path = Path(model)
+    if _is_run(path):
+        return path, None
+    if path.name == "export" and _is_run(path.parent):
+        return path.parent, None
+    if path.name.isdigit() and path.parent.name == "checkpoints" and _is_run(path.parent.parent):
+        return path.parent.parent, int(path.name)
+    return None, None
+
+
+def place_of_results(model: str, run: Path | None = None) -> Path:
+    """Return the folder whose results/ a model fills: the one given, its run, or runs/NAME."""
+    return run or owning_run(model)[0] or Path("runs") / name_of(model)
+
+
+def name_of(model: str) -> str:
+    path = Path(owning_run(model)[0] or model)
+    return path.resolve().name if path.exists() else model.replace("/", "--")
+
+
+def check_results(place: Path, model: str) -> None:
+    """Check that a place has no results of another model."""
+    for file in (place / "results").glob("*.json"):
+        try:
+            other = json.loads(file.read_text(encoding="utf-8"))["subject"]["model"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if not _are_one(Path(other), Path(model)):
+            raise ValueError(
+                f"{place} holds results of {other}, such as {file.name}: give another place for {model} with "
+                "--run, or remove them"
+            )
+
+
+def _are_one(other: Path, model: Path) -> bool:
+    """Tell whether two paths are of one model; a run may have been moved or copied since."""
+    ours, theirs = owning_run(str(model))[0], owning_run(str(other))[0]
+    if ours is None:
+        return other.resolve() == model.resolve()
+    if theirs is None:
+        return not other.exists()
+    return _values(ours / "config.json") == _values(theirs / "config.json")
+
+
+def _is_run(folder: Path) -> bool:
+    values = _values(folder / "config.json")
+    return isinstance(values, dict) and {"model", "data", "optim", "train"} <= values.keys()
+
+
+def _values(file: Path) -> Any:
+    """Return what a JSON file holds, None if it cannot be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _folders_near(path: Path) -> list[str]:
+    """Return the folders that a mistyped path may mean."""
+    places = [*path.parent.glob("*"), *Path().glob("runs/*")]
+    return sorted({str(place) for place in places if place.is_dir()})
 
 
 def exported(model: str) -> str:
@@ -54,7 +140,7 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other trainers out for the length of the context."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         busy = f"{self.path} is in use by another trainer: wait for it, or stop it"
         # A shared disk may keep the lock of a machine that died for a while.
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

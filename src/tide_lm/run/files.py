@@ -1,5 +1,6 @@
 """Files and folders that are written whole or not at all, and locks on them."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -7,6 +8,62 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_CURES = {
+    errno.ENOSPC: "the disk is full; free some space, or choose a place on another disk",
+    errno.EDQUOT: "your quota on this disk is used up; free some space, or choose another place",
+    errno.EROFS: "the disk can only be read; choose another place",
+    errno.EACCES: "you have no permission; choose another place, or change the permission",
+    errno.EPERM: "the system does not permit it; choose another place",
+    errno.ENOENT: "nothing can be made there; choose another place",
+    errno.ENOTDIR: "there is a file where a folder is needed; choose another place",
+    errno.EEXIST: "there is a file where a folder is needed; choose another place",
+    errno.EISDIR: "it is a folder, and a file is needed; name a file",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+}
+
+
+class WriteError(OSError):
+    """Something cannot be written; the message names it, the reason and the cure."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name what is written in an error of the system, which may say neither the file nor what to do."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(f"cannot write {path}: {in_words(error)}") from error
+
+
+def in_words(error: OSError) -> str:
+    """Return the reason why something could not be written, and the cure if there is one."""
+    return _CURES.get(error.errno or 0) or error.strerror or str(error)
+
+
+def sentence(error: OSError) -> str:
+    """Return an error of the system as a line for a user."""
+    if error.errno is None or isinstance(error, WriteError):
+        return str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return f"cannot write {error.filename or 'a file'}: {in_words(error)}"
+    return f"{error.filename or 'a file'} cannot be used: {error.strerror}"
+
+
+def make_folder(folder: Path) -> Path:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder can be written, or made; long work calls this before it starts."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    with writing(folder), TemporaryDirectory(dir=there, prefix=".tide-lm-"):
+        pass
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -24,13 +81,14 @@ def copy_atomically(source: Path, path: Path) -> None:
 @contextmanager
 def _written_whole(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        try:
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -48,13 +106,16 @@ def write_folder(final: Path) -> Iterator[Path]:
     temporary = final.with_name(f".{final.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        publish(temporary, final)
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(final)) from error  # a full disk names no file
+        with writing(final):
+            temporary.mkdir(parents=True)
+        try:
+            yield temporary
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise WriteError(f"cannot write {final}: {in_words(error)}") from error  # it names no file
+        with writing(final):
+            publish(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -108,7 +169,7 @@ def claimed(out: Path, work: str) -> Iterator[None]:
     `work` is a participle, as in "prepared": an error tells other processes what is being done.
     """
     check_free(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     busy = f"{out} is being {work} by another process: wait for it, or choose another --out"
     with locked(out.with_name(f".{out.name}.lock"), busy):
         check_free(out)  # again, since another may have made it meanwhile

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tide_lm.run.files import write_atomically
+from tide_lm.run.files import make_folder, write_atomically
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 
 
 def write_record(path: Path, result: Mapping[str, Any], seed: int | None = None) -> None:
     """Write a result and its provenance as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     record = {**result, "provenance": provenance(seed)}
     write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 

@@ -1,12 +1,13 @@
 """Dataclasses from plain values; an unknown name or a wrong value is an error that names the setting."""
 
 import dataclasses
-import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from tide_lm.spec.names import suggestion
 
 AtLeastOne = Annotated[int, 1]
 
@@ -55,12 +56,6 @@ def check_all(settings: Any, name: str = "") -> None:
             check_all(value, key)
         else:
             check(f"{prefix}{key}", value, kind)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown name: the one that is most like it, or any."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
 
 
 def check(name: str, value: Any, kind: Any) -> Any:

@@ -1,12 +1,12 @@
 """The models of the paper, and small ones for a CPU and a study. Each value is marked stated or assumed."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.names import suggestion
 
 PAPER_BLOCKS = (2, 4, 8, 16, 24)
 
@@ -92,10 +92,10 @@ def get(name: str) -> Preset:
     """Return the preset `base-SIZE` or `tide-Ke-SIZE`, for any K."""
     match = _NAME.fullmatch(name)
     if match is None or match["size"] not in _SIZES:
-        near = difflib.get_close_matches(name, names(), n=1)
+        if (size := name.removeprefix("tide-0e-")) in _SIZES:
+            raise ValueError(f"{name!r} has no tables, so it is the base model: write 'base-{size}'")
         forms = f"use base-SIZE or tide-Ke-SIZE, with SIZE one of {', '.join(_SIZES)}"
-        hint = f"did you mean {near[0]!r}?" if near else forms
-        raise ValueError(f"unknown preset {name!r}: {hint}")
+        raise ValueError(f"unknown preset {name!r}: {suggestion(name, names(), forms)}")
     size = match["size"]
     blocks = int(match["blocks"] or 0)
     stated = set(_STATED_FIELDS.get(size, ()))
