@@ -36,6 +36,7 @@ def server(saved, tmp_path_factory):
         "127.0.0.1",
         "--port",
         str(port),
+        *("--name", NAME, "--memory", "device"),
     ]
     command += [
         "--",
@@ -43,8 +44,6 @@ def server(saved, tmp_path_factory):
         "float32",
         "--max-model-len",
         "256",
-        "--served-model-name",
-        NAME,
         "--enforce-eager",
     ]
     log = tmp_path_factory.mktemp("log") / "server.txt"
@@ -156,6 +155,13 @@ def test_a_wrong_request_is_refused_and_harms_no_other(server, body):
 
 def test_it_says_which_model_it_is(server):
     address, folder = server
-    (model,) = httpx.get(f"{address}/v1/models", timeout=600).json()["data"]
-    assert model["id"] == NAME
+    model, by_path = httpx.get(f"{address}/v1/models", timeout=600).json()["data"]
+    assert (model["id"], by_path["id"]) == (NAME, str(folder))
     assert Path(model["root"]) == folder
+
+
+def test_a_tokenizer_without_a_template_has_a_plain_one(server):
+    body = {"model": NAME, "messages": [{"role": "user", "content": "every layer"}], "max_tokens": 4}
+    answer = httpx.post(f"{server[0]}/v1/chat/completions", json=body, timeout=600)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] <= 4

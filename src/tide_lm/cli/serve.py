@@ -1,22 +1,33 @@
 """`tide-lm serve`: a model behind an OpenAI-compatible server, that of vLLM or of transformers."""
 
 import importlib.util
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tide_lm.cli.options import check_address
+from tide_lm.cli.demo import tide_run
+from tide_lm.cli.options import Device, Memory, check_address
 from tide_lm.run.directory import check_exists, exported
-from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.config import ModelConfig, Place, Residence
+
+_CHAT = Path(__file__).parents[1] / "interop" / "chat.jinja"
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A run, a folder or a name on the Hub.")],
+    model: Annotated[str, typer.Argument(help="A run, a folder or a name on the Hub, or a demo.")],
+    name: Annotated[
+        str | None,
+        typer.Option(show_default="the folder's or run's", help="The name that requests give the model."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 8000,
+    memory: Memory = None,
+    device: Device = None,
     more: Annotated[
         list[str] | None, typer.Argument(help="Options of the server itself, after --.", metavar="-- OPTIONS")
     ] = None,
@@ -25,21 +36,79 @@ def command(
 
     Example: tide-lm serve runs/mine --port 8000
     """
+    model = tide_run(model)
+    check_exists(model)
+    folder, residence = exported(model), memory or Residence()
+    name = name or _name_of(model)
+    if Path(folder).exists():
+        ModelConfig.from_folder(Path(folder))
+        _check_packed(folder, residence)
+    names = [name, *dict.fromkeys(other for other in (folder, model) if other != name)]
     where = ["--host", host, "--port", str(port), *(more or ())]
-    folder = exported(model)
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # so nothing is imported from where it was called
+    ready = f"Ready. Try: {_request(name, host, port)}"
     if importlib.util.find_spec("vllm"):
-        server, call = "vLLM", ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, *where]
-    elif all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
-        call = ["-m", "tide_lm.interop.transformers_server", "serve", folder, *where]
-        server = "transformers"
+        rows = {"tide_memory": residence.place, "tide_memory_cache_bytes": residence.cache_bytes}
+        options = ["--model", folder, "--served-model-name", *names]
+        options += ["--additional-config", json.dumps(rows)] if memory else []
+        options += ["--chat-template", str(_CHAT)] if Path(folder).exists() and not _has_chat(folder) else []
+        kind, _, number = (device or "cuda").partition(":")
+        if kind != "cuda":
+            raise typer.BadParameter(f"vLLM runs on what it was built for, so leave --device {device} out")
+        environment |= {"CUDA_VISIBLE_DEVICES": number} if number else {}
+        call, server = ["-m", "vllm.entrypoints.openai.api_server", *options, *where], "vLLM"
+        ready = f"Once it is ready, try: {_request(name, host, port)}"
+    elif all(importlib.util.find_spec(package) for package in ("fastapi", "uvicorn")):
+        opened = {"memory": residence.place, "memory_cache_bytes": residence.cache_bytes} if memory else {}
+        told = {"folder": folder, "names": names, "opened": opened, "ready": ready}
+        chosen = ["--device", device] if device else []
+        call = ["-m", "tide_lm.interop.transformers_server", json.dumps(told), "serve", folder]
+        call, server = [*call, *chosen, *where], "transformers"
+        environment.setdefault(
+            "HF_HUB_DISABLE_UPDATE_CHECK", "1"
+        )  # it would advise versions that are not tested
     else:
         raise ValueError(
             "no server is installed: pip install -e '.[serve]' for that of transformers, or vllm"
         )
-    check_exists(model)
-    if Path(folder).exists():
-        ModelConfig.from_folder(Path(folder))
     check_address(host, port)
-    typer.echo(f"{server} serves the model {folder!r} at http://{host}:{port}/v1", err=True)
-    # The server has this process's signals, and imports nothing from the folder in which it was called.
-    os.execve(sys.executable, [sys.executable, *call], {**os.environ, "PYTHONSAFEPATH": "1"})
+    typer.echo(f"{server} serves {folder!r} as {name!r} at {_address(host, port)}/v1", err=True)
+    if server == "vLLM":
+        typer.echo(ready, err=True)
+    # The server has this process's signals.
+    os.execve(sys.executable, [sys.executable, *call], environment)
+
+
+def _name_of(model: str) -> str:
+    """Return the name of a folder, and of a run for its export; a name on the Hub is that itself."""
+    path = Path(model).resolve()
+    if not path.exists():
+        return model
+    return path.parent.name if path.name == "export" else path.name
+
+
+def _check_packed(folder: str, residence: Residence) -> None:
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    if residence.place != Place.device and not config.get("memory_store"):
+        raise ValueError(f"--memory {residence.place}: {folder} is not packed: pack it with `tide-lm pack`")
+
+
+def _has_chat(folder: str) -> bool:
+    """Look for the template of chats that a tokenizer may have."""
+    try:
+        kept = json.loads((Path(folder) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    return (Path(folder) / "chat_template.jinja").exists() or bool(kept.get("chat_template"))
+
+
+def _address(host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _request(name: str, host: str, port: int) -> str:
+    """Return a command that asks the server for a text."""
+    body = json.dumps({"model": name, "prompt": "The tide comes in", "max_tokens": 32}, ensure_ascii=False)
+    header = "'Content-Type: application/json'"
+    return f"curl {_address(host, port)}/v1/completions -H {header} -d {shlex.quote(body)}"
