@@ -26,7 +26,11 @@ BOOKS = {  # pages whose commands a reader runs one after the other, in one fold
         for name in ("getting-started", "concepts", "training", "upcycling", "serving", "store", "evaluation")
     ],
 }
-TESTED_ELSEWHERE = {"recipes.md": "tests/test_recipes.py", "store-format.md": "tests/compress/test_pack.py"}
+TESTED_ELSEWHERE = {
+    "recipes.md": "tests/test_recipes.py",
+    "store-format.md": "tests/compress/test_pack.py",
+    "api.md": "tests/test_api.py",
+}
 SMALLER = {
     "--tokenizer llama3": "--tokenizer my-llama",
     "-350m": "-tiny --set train.steps=4 --set train.batch=4 --set data.sequence=32 "

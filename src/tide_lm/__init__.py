@@ -19,7 +19,10 @@ _HOMES = {
     "TideDecoderLayer": "tide_lm.model",
     "TideForCausalLM": "tide_lm.model",
     "TideModel": "tide_lm.model",
+    "evaluate": "tide_lm.api",
+    "load": "tide_lm.api",
     "param_groups": "tide_lm.api",
+    "train": "tide_lm.api",
 }
 __all__ = list(_HOMES)
 

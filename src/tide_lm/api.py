@@ -3,15 +3,129 @@
 Heavy imports are inside them, so that a wrong call is an error at once.
 """
 
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.run import strict
+from tide_lm.run.directory import RunDirectory, check_exists, check_results, results_folder
 from tide_lm.run.settings import OptimSection
 from tide_lm.spec import recipes
+from tide_lm.spec.config import Residence
 from tide_lm.spec.recipes import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from tide_lm.model.opened import OpenedModel
+
+PathLike = str | os.PathLike[str]
+Log = Callable[[str], None]
+
+
+def _ignore(line: str) -> None:
+    pass
+
+
+def load(
+    model: PathLike,
+    *,
+    step: int | None = None,
+    counts: PathLike | None = None,
+    run: PathLike | None = None,
+    memory: str | None = None,
+    device: str | None = None,
+) -> "OpenedModel":
+    """Open a run, a checkpoint, a folder or a name on the Hub, as all commands do.
+
+    The result has the `model`, ready to generate, its `tokenizer`, and the `frequencies` of its tokens, from
+    `counts` or from the data of its run. `step` chooses a checkpoint of a run, and `run` the folder that
+    results go to. `memory` says where a packed model has its rows: "device", "cpu", "store", or "store:256"
+    for a cache of 256 MiB. Without `device`, the model runs on a GPU, if there is one.
+
+    Example: model = tide_lm.load("runs/mine").model
+    """
+    residence = None if memory is None else Residence.parse(str(memory))
+    path, of_counts, results = _path("model", model), _optional("counts", counts), _optional("run", run)
+    check_exists(str(path))
+    if of_counts is not None and not of_counts.exists():
+        raise ValueError(f"there is no {of_counts}: give prepared data or a file of counts")
+    from tide_lm.model.opened import open_model
+
+    return open_model(
+        str(path),
+        step=step,
+        counts=of_counts,
+        run=results,
+        memory=residence,
+        device=device,
+        writes=False,
+    )
+
+
+def train(
+    run: PathLike,
+    settings: Mapping[str, Any] | PathLike | None = None,
+    *,
+    start: PathLike | None = None,
+    resume: bool = False,
+    allow_changes: bool = False,
+    log: Log = print,
+) -> dict[str, Any]:
+    """Train a model in the new folder `run`, or `resume` a run; return its last validation.
+
+    `settings` are a dict, by full name or by section, or a TOML file. What they leave out has the defaults of
+    `tide-lm train`. `start` is a run or a folder with the model to start from.
+
+    Example: tide_lm.train("runs/mine", {"data.path": "data/mine", "model.preset": "tide-4e-tiny"})
+    """
+    folder, begin = RunDirectory(_path("run", run)), _optional("start", start)
+    file = Path(settings) if isinstance(settings, str | os.PathLike) else None
+    given = [] if settings is None or file is not None else [strict.unfolded(settings)]
+    chosen = folder.settings(file, given, begin, resume)
+    from tide_lm.run import process_group
+    from tide_lm.training.trainer import Trainer
+
+    with process_group.joined():
+        shown = log if process_group.is_first() else _ignore
+        trainer = Trainer(chosen, folder.path, shown, resume=resume, allow_changes=allow_changes)
+        validation = trainer.train()
+    if trainer.status:
+        raise KeyboardInterrupt if trainer.stopped_by == signal.SIGINT else SystemExit(trainer.status)
+    return validation
+
+
+def evaluate(
+    model: "PathLike | OpenedModel",
+    texts: Mapping[str, PathLike] | Sequence[str] | PathLike | None = None,
+    *,
+    text_field: str = "text",
+    window: int | None = None,
+    stride: int | None = None,
+    batch: int = 8,
+    counts: PathLike | None = None,
+    run: PathLike | None = None,
+    memory: str | None = None,
+    device: str | None = None,
+    log: Log = _ignore,
+) -> dict[str, dict[str, Any]]:
+    """Return perplexity, and loss by decile where token frequencies are known, of each text by its name.
+
+    `texts` are files, folders or globs, by name; without them, the run's held-out text is read. Windows have
+    `window` tokens, one every `stride`. The results also go into results/ of the model's run, for its report.
+    `counts`, `run`, `memory` and `device` are those of `load`.
+
+    Example: tide_lm.evaluate("runs/mine", {"wiki": "wiki.test.txt"})["wiki"]["perplexity"]
+    """
+    from tide_lm.evaluation.texts import TextSettings, evaluate_texts, write_texts
+
+    settings = TextSettings(_texts(texts), text_field, window, stride, batch)
+    opened = _to_measure(model, counts=counts, run=run, memory=memory, device=device)
+    found = evaluate_texts(opened, settings, log)
+    write_texts(opened, found)
+    return found
 
 
 def param_groups(
@@ -52,3 +166,43 @@ def param_groups(
     groups = grouped(model, strict.build(OptimSection, defaults | chosen, "param_groups"))
     rate = strict.check("lr", strict.plain(lr), float)
     return [{"lr": rate * group.pop("lr_multiple"), **group} for group in groups]
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError(f"{name} is {value!r:.60}: give a path")
+    return Path(value)
+
+
+def _optional(name: str, value: Any) -> Path | None:
+    return None if value is None else _path(name, value)
+
+
+def _texts(texts: Any) -> dict[str, Path]:
+    """Return texts by name: those of a dict, or files that are named by themselves."""
+    if not isinstance(texts, Mapping):
+        listed = [texts] if isinstance(texts, str | os.PathLike) else texts or ()
+        paths = [_path("a text", text) for text in listed]
+        texts = {path.name.split(".")[0]: path for path in paths}
+        if len(texts) < len(paths):
+            raise ValueError(f"two texts have one name in {', '.join(map(str, paths))}: give a dict of names")
+    return {str(name): _path(f"the text {name!r}", path) for name, path in texts.items()}
+
+
+def _opened(model: Any, **options: Any) -> "OpenedModel":
+    """Open a model, or return one that `load` has opened."""
+    from tide_lm.model.opened import OpenedModel
+
+    if not isinstance(model, OpenedModel):
+        return load(model, **options)
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"the model is open already, so {given[0]} does nothing: give it to tide_lm.load")
+    return model
+
+
+def _to_measure(model: Any, **options: Any) -> "OpenedModel":
+    """Open a model whose results will be written, which must be possible."""
+    opened = _opened(model, **options)
+    check_results(opened.run, opened.path)
+    results_folder(opened.run)
+    return opened

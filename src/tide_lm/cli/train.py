@@ -1,6 +1,5 @@
 """`tide-lm train`: prepared tokens in, a Hugging Face folder out."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +8,8 @@ import typer
 from tide_lm.cli.options import AsJson
 from tide_lm.cli.output import defer_to_first, print_json, print_table
 from tide_lm.cli.progress import training_progress
-from tide_lm.run.directory import RunDirectory, exported
-from tide_lm.run.settings import RunConfig, flat
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.settings import flat
 
 
 def command(
@@ -38,16 +37,8 @@ def command(
 
     Example: tide-lm train run.toml --run runs/mine --set train.steps=2000
     """
-    folder = RunDirectory(run)
-    before = folder.read_config() if resume else None
     try:
-        if start is not None:
-            settings = [*(settings or ()), f"model.start={json.dumps(exported(str(start)))}"]
-        if resume and before is None and config is None and not settings:
-            if folder.checkpoints.exists():
-                raise ValueError(f"{run} has checkpoints and no config.json: give its settings again")
-            raise ValueError(f"there is no run in {run} to resume: name it with --run")
-        chosen = RunConfig.load(config, settings or (), before)
+        chosen = RunDirectory(run).settings(config, settings or (), start, resume)
     except ValueError as error:
         defer_to_first()
         raise typer.BadParameter(str(error)) from None
@@ -72,10 +63,8 @@ def command(
             print_json(validation)
         elif validation and process_group.is_first():
             typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
-    stopped = trainer.stopped_by and trainer.step < chosen.train.steps
-    status = 128 + trainer.stopped_by if stopped else 0  # as a shell says it
-    process_group.leave(status)
-    raise typer.Exit(status)
+    process_group.leave(trainer.status)
+    raise typer.Exit(trainer.status)
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:

@@ -31,6 +31,12 @@ class TextSettings:
     stride: int | None = None
     batch: int = 8
 
+    def __post_init__(self) -> None:
+        for name, least in (("window", 2), ("stride", 1), ("batch", 1)):
+            value = getattr(self, name)
+            if not ((type(value) is int and value >= least) or (value is None and name != "batch")):
+                raise TextSettingsError(f"{name} is {value!r}: give a whole number of at least {least}")
+
     def resolve(self, opened: OpenedModel) -> tuple[dict[str, Path], Windows]:
         """Return the texts, which must be there, and the windows that a model reads them in."""
         try:

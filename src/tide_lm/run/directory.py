@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from tide_lm.run import hub
 from tide_lm.run.files import locked, make_folder, write_atomically
 from tide_lm.run.provenance import write_record
+from tide_lm.run.settings import RunConfig
 from tide_lm.spec.names import suggestion
 
 
@@ -152,6 +153,23 @@ class RunDirectory:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def settings(
+        self,
+        file: Path | None = None,
+        overrides: Sequence[str | Mapping[str, Any]] = (),
+        start: Path | None = None,
+        resume: bool = False,
+    ) -> RunConfig:
+        """Return the settings of a run to begin or to `resume`; `start` is a model or a run to start from."""
+        before = self.read_config() if resume else None
+        if start is not None:
+            overrides = [*overrides, {"model.start": exported(str(start))}]
+        if resume and before is None and file is None and not overrides:
+            if self.checkpoints.exists():
+                raise ValueError(f"{self.path} has checkpoints and no config.json: give its settings again")
+            raise ValueError(f"there is no run in {self.path} to resume: name it with --run")
+        return RunConfig.load(file, overrides, before)
 
     def read_config(self) -> dict[str, Any] | None:
         """Return the settings of the run, or None if there is none.

@@ -252,16 +252,19 @@ class RunConfig:
     def load(
         cls,
         file: Path | None,
-        overrides: Sequence[str] = (),
+        overrides: Sequence[str | Mapping[str, Any]] = (),
         resumed: Mapping[str, Any] | None = None,
     ) -> "RunConfig":
-        """Read a TOML file, and overrides `section.key=value`, which win over it.
+        """Read a TOML file, and overrides, which win over it: `section.key=value`, or a dict of settings.
 
         Settings that neither names are those of the run that is `resumed`, or the defaults of a new run,
         with a warm-up and a sequence that fit its steps, its model and its data.
         """
         given = [] if file is None else [_read(file)]
-        given += [strict.parse_override(text, cls) for text in overrides]
+        given += [
+            strict.parse_override(each, cls) if isinstance(each, str) else strict.unfolded(each)
+            for each in overrides
+        ]
         try:
             chosen = strict.merge(cls, *given)
             below = _defaults(chosen) if resumed is None else _resumable(resumed)

@@ -28,6 +28,23 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value) if isinstance(value, Path) else value
 
 
+def unfolded(values: Any) -> dict[str, Any]:
+    """Return settings section by section; `section.key` names one of a section, and wins over the section."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"the settings are {values!r:.60}: give a dict, such as {{'train.steps': 100}}")
+    found: dict[str, Any] = {}
+    for name in sorted(values, key=lambda name: "." in str(name)):
+        value = values[name]
+        within, dot, key = str(name).partition(".")
+        if dot:
+            found[within] = {**section(within, found.get(within, {})), key: plain(value)}
+        elif isinstance(value, Mapping):
+            found[within] = {key: plain(each) for key, each in value.items()}
+        else:
+            found[within] = plain(value)
+    return found
+
+
 def section(name: str, values: Any) -> Mapping[str, Any]:
     """Return a section's settings, after a check that it is one."""
     if not isinstance(values, Mapping):

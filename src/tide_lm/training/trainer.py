@@ -113,6 +113,11 @@ class Trainer:
                 "put them back, or add --allow-changes"
             )
 
+    @property
+    def status(self) -> int:
+        """The exit status, as a shell says it: 128 and the signal that ended the run before its last step."""
+        return 128 + self.stopped_by if self.stopped_by and self.step < self.config.train.steps else 0
+
     def train(self) -> dict[str, Any]:
         """Train to the last step, or to a signal; return the last validation, empty if there was none."""
         with process_group.open_on_first(self.run.locked):
