@@ -357,6 +357,29 @@ def test_a_finished_run_can_be_resumed_and_keeps_its_numbers(whole_run, tmp_path
     assert re.search("24.*train.steps.*20", fewer.stderr)
 
 
+@pytest.mark.parametrize(
+    ("stands", "told"), [(24, r"24 and is 34: .* stays at 3.00e-04; .*--from"), (20, r"falls from 4.34e-04,")]
+)
+def test_more_steps_never_raise_the_rate(whole_run, tmp_path, stands, told):
+    run = tmp_path / "run"
+    shutil.copytree(whole_run, run)
+    for path in (run / "checkpoints").glob("*"):
+        if int(path.name) > stands:
+            shutil.rmtree(path)
+    done = train(["train.steps=34", "train.keep=9"], run, "--resume", "--allow-changes")
+    assert done.returncode == 0, done.stderr
+    assert re.search(told, done.stderr)
+    before, rates = ([record["learning_rate"] for record in metrics(path)] for path in (whole_run, run))
+    assert rates[:stands] == before[:stands]
+    assert rates[stands] == pytest.approx(before[min(stands, 23)])
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[-1] == pytest.approx(3e-4)
+    shutil.rmtree(run / "checkpoints" / "00000034")
+    again = train([], run, "--resume")
+    assert [record["learning_rate"] for record in metrics(run)] == rates
+    assert "train.steps was" not in again.stderr
+
+
 def test_a_run_can_be_ended_where_it_stands(whole_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole_run, run)

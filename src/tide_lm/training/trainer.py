@@ -88,6 +88,7 @@ class Trainer:
         self.speed = Speedometer(self.device, flops / world_size)
         self._ahead: StepBatch | None = None
         self.step = 0
+        self.decay: optim.Decay | None = None  # that of the settings
         self.non_finite = 0
         self.stopped_by = 0  # the signal that all ranks know of
         self._signal = 0  # the signal that this rank knows of
@@ -233,7 +234,7 @@ class Trainer:
         gradient_norm = optim.gradient_norm(self.model, self.row_optimizer)
         process_group.all_sum(mean_loss)
         self.stopped_by = process_group.all_max(self._signal)
-        rate = optim.learning_rate(self.step, self.config.train.steps, self.config.optim)
+        rate = optim.learning_rate(self.step, self.config.train.steps, self.config.optim, self.decay)
         self._ahead = self._prepare()  # while the GPU works, and before the host waits for it
         loss, norm = mean_loss.item(), gradient_norm.item()
         if self._is_finite(loss, norm):
@@ -371,6 +372,7 @@ class Trainer:
         state = {
             "step": self.step,
             "tokens": self.loader.windows * self.loader.sequence,
+            "decay": self.decay,
             "non_finite": self.non_finite,
             "table_steps": 0 if rows is None else rows.history.steps,
             "loader": self.loader.state_dict(),
@@ -392,6 +394,23 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self._ahead = None
         self.log(f"resumed from step {self.step}")
+        begin = state.get("decay")
+        self._continue_decay(RunConfig.from_saved(state["config"]), begin and optim.Decay(*begin))
+
+    def _continue_decay(self, before: RunConfig, begin: optim.Decay | None) -> None:
+        """Have the rate go on from where it stood, unless its settings changed or it still rises."""
+        settings, old, new = self.config.optim, before.train.steps, self.config.train.steps
+        if before.optim.rates != settings.rates:
+            return
+        self.decay = begin
+        if old != new and settings.warmup_steps <= self.step < new:
+            stood, least = optim.learning_rate(self.step, old, settings, begin), settings.min_lr
+            self.decay = optim.Decay(self.step, stood)
+            if stood > 1.01 * least:
+                way = f"falls from {stood:.2e}, where it stood, to {least:.2e}"
+            else:
+                way = f"has fallen and stays at {least:.2e}; a new run with --from would warm up again"
+            self.log(f"train.steps was {old:,} and is {new:,}: the learning rate {way}")
 
     def _stop(self, number: int, _: Any) -> None:
         """Stop after the present step at the first signal, and at once at a second interrupt."""
