@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from transformers import LlamaConfig
+
+from tide_lm.run.settings import RunConfig
 
 MODULES = (
     "",
@@ -112,6 +115,72 @@ for command, words in {REFUSED}.items():
 """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "1000"}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+
+
+def test_a_call_that_cannot_work_is_refused_without_torch_or_transformers(prepared, tmp_path):
+    for name, values in ("gpt", {"model_type": "gpt2"}), ("llama", LlamaConfig(vocab_size=5000).to_dict()):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(values))
+    vocabulary = {"model": {"vocab": {"other": 0}}}
+    (tmp_path / "llama" / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "run").mkdir()
+    config = RunConfig.load(None, [f"data.path={prepared}"])
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "a.txt").write_text("some text")
+    data = f"--set data.path={prepared}"
+    calls = {
+        f"train --run run {data}": (1, "holds a run already"),
+        "train --run busy --resume": (1, "in use by another trainer"),
+        "train --run new --set data.path=nowhere": (1, "nowhere has no prepared data"),
+        "train --run new --set data.path=a.txt": (1, "tide-lm prepare a.txt --out"),
+        f"train --run new {data} --set train.stepps=2": (2, "did you mean 'steps'"),
+        f"train --run new {data} --recume": (2, "--resume"),
+        f"train --run a.txt/run {data}": (1, "a.txt"),
+        f"train --run new {data} --set model.vocab_size=100": (1, "set model.vocab_size="),
+        f"train --run new {data} --from llama": (1, "was not prepared with the tokenizer of llama"),
+        "prepare a.txt --out run": (1, "run exists and is not an empty folder"),
+        "prepare nowhere.txt --out new": (1, "there is no 'nowhere.txt'"),
+        "prepare a.txt --tokenizer gpt --out new": (1, "'gpt' cannot be loaded: the folder has none"),
+        "prepare a.txt --tokenizer ./none --out new": (1, "'./none' cannot be loaded, since there is no"),
+        "prepare a.txt --tokenizer none --out new": (1, "HF_HUB_OFFLINE"),
+        "upcycle llama --out run": (1, "run exists and is not an empty folder"),
+        "upcycle my-llama --out new": (1, "there is no my-llama"),
+        "upcycle a.txt --out new": (1, "a.txt is a file"),
+        "upcycle gpt --out new": (1, "of type 'gpt2'"),
+    }
+    code = """
+import json, os, sys
+from tide_lm.run.directory import RunDirectory
+from pathlib import Path
+for call, (status, said) in json.loads(sys.argv[1]).items():
+    if not os.fork():
+        from tide_lm.cli import main
+        sys.argv = ["tide-lm", *call.split()]
+        try:
+            with RunDirectory(Path("busy")).locked():
+                json.dump(json.load(open("run/config.json")), open("busy/config.json", "w"))
+                main()
+        except SystemExit as stop:
+            print(stop.code, sorted({"torch", "transformers", "triton"} & set(sys.modules)), flush=True)
+        os._exit(0)
+    os.wait()
+    print(file=sys.stderr, flush=True)
+    print("=====", file=sys.stderr, flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "1000"},
+    )
+    said = done.stderr.split("=====\n")
+    for call, found, (status, told), lines in zip(
+        calls, done.stdout.splitlines(), calls.values(), said, strict=False
+    ):
+        assert (found, told in lines) == (f"{status} []", True), (call, found, lines)
+    assert len(done.stdout.splitlines()) == len(calls)
+    assert {path.name for path in tmp_path.iterdir()} == {"gpt", "llama", "run", "busy", "a.txt"}
 
 
 def test_the_packages_names_are_all_there():

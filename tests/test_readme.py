@@ -34,15 +34,15 @@ TESTED_ELSEWHERE = {
 SMALLER = {
     "--tokenizer llama3": "--tokenizer my-llama",
     "-350m": "-tiny --set train.steps=4 --set train.batch=4 --set data.sequence=32 "
-    "--set optim.warmup_steps=0 --set train.checkpoint_every=2 --set train.validation_sequences=4",
-    "train.steps=2000 --set optim.warmup_steps=100": "train.steps=2 --set optim.warmup_steps=0 "
-    "--set train.batch=4 --set data.sequence=32",
+    "--set train.checkpoint_every=2 --set train.validation_sequences=4",
+    "train.steps=2000": "train.steps=2 --set train.batch=4 --set data.sequence=32",
+    "--run runs/story": "--run runs/story --set train.steps=2 --set train.batch=4",
     "--nproc-per-node=8": "--nproc-per-node=2",
     'preset = "tide-8e-1b"': 'preset = "tide-2e-tiny"',
     "batch = 512": "validation_sequences = 4\nbatch = 4",
     "micro_batch = 8": "micro_batch = 2",
     "steps = 190735": "steps = 4",
-    "compile = true": "[optim]\nwarmup_steps = 0",
+    "compile = true": "",
     "[data]": "[data]\nsequence = 32",
 }
 RUN_ELSEWHERE = {  # by .ci/run or the tests named
@@ -139,6 +139,7 @@ def _what_the_reader_has(folder, tokenizer):
     records = "\n".join(json.dumps({"text": topics[name]}) for name in sorted(topics)[:60]).encode()
     (folder / "my-texts").mkdir()
     (folder / "my-texts" / "some.jsonl.gz").write_bytes(gzip.compress(records))
+    (folder / "my-texts" / "story.txt").write_text(records.decode(), encoding="utf-8")
     (folder / "abstracts.jsonl.xz").write_bytes(lzma.compress(records[: records.index(b"\n")]))
     (folder / "wiki.test.txt").write_text(topics["assert"], encoding="utf-8")
 

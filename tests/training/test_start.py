@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from command import tide_lm
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -93,6 +94,15 @@ def test_the_first_step_has_the_llamas_loss_and_the_loss_falls(prepared, llama, 
     assert export.config.rope_parameters["rope_type"] == "linear"
     assert export.model.memory.norm.weight.abs().min() > 0
     assert "from `tide`" in (tmp_path / "tide" / "export" / "README.md").read_text()
+
+
+def test_a_start_with_few_positions_trains_with_the_defaults(prepared, tide, tmp_path):
+    settings = f"data.path={prepared}", "train.steps=1", "train.batch=2", "train.validation_sequences=2"
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    done = tide_lm("train", "--from", tide, "--run", tmp_path / "run", *chosen)
+    assert done.returncode == 0, done.stderr
+    assert RunDirectory(tmp_path / "run").read_config()["data"]["sequence"] == 64
+    assert f"Next: tide-lm generate {tmp_path / 'run'} The" in done.stderr
 
 
 def test_gains_that_begin_at_zero_learn_faster_unless_told_otherwise(prepared, llama, tide):

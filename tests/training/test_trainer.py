@@ -19,8 +19,9 @@ from disk import files_of_at_most
 from safetensors.torch import load_file
 
 from tide_lm.cli import progress
-from tide_lm.run.settings import RunConfig
-from tide_lm.training.dry_run import activation_bytes
+from tide_lm.data.shards import Manifest
+from tide_lm.run.settings import MANY_EPOCHS, RunConfig
+from tide_lm.training.dry_run import activation_bytes, dry_run
 from tide_lm.training.trainer import Trainer
 
 STEPS = 24
@@ -516,9 +517,55 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
         f"{result['parameters']['tables']:,}",
         "First batch: [4, 32]",
         "row-lazy AdamW",
+        "Time: about 0:0",
+        "from a step of",
     ):
         assert text in shown
+    assert "Warning" not in shown
+    assert 0 < result["time"]["seconds"] < 100
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_wastes_is_told_before_and_at_its_start(settings, prepared, tmp_path):
+    wasteful = [
+        *settings,
+        "model.vocab_size=4096",
+        "train.batch=100",
+        "train.steps=300",
+        "train.micro_batch=0",
+    ]
+    shown = train(wasteful, tmp_path / "run", "--dry-run").stdout
+    manifest = Manifest.read(prepared)
+    tokens, used = manifest.tokens("train"), manifest.vocab_size
+    times = 300 * 100 * 32 / tokens
+    assert times > MANY_EPOCHS
+    model = Trainer(RunConfig.load(None, settings), tmp_path / "other", print).model
+    wasted = sum(p.numel() for p in (model.model.embed_tokens.weight, model.model.memory.weight)) // 320
+    said = [
+        f"reads the data {times:.0f} times, and learns little from more than 20: prepare more text, or set "
+        f"train.steps={20 * tokens / 3200:.0f}",
+        f"{used:,} of the model's 4,096 ids, and {wasted * (4096 - used):,} of its ",
+        f"set model.vocab_size={used}",
+    ]
+    config, lines = RunConfig.load(None, [*wasteful, "train.tensorboard=false"]), []
+    Trainer(config, tmp_path / "run", lines.append)._describe()
+    for text in said:
+        assert text in shown
+        assert text in "\n".join(lines)
+
+
+def test_steps_that_are_slow_say_soon_how_long_the_run_will_take(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.training.trainer.SLOW_STEP", 0)
+    done = train([*settings, "train.steps=4", "train.log_every=4"], tmp_path / "run")
+    assert re.search(r"^a step takes \d.* s: about 0:0\d.* for those left$", done.stderr, re.MULTILINE)
+
+
+def test_the_time_of_steps_too_slow_to_try_is_estimated(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.training.dry_run.SMALL_STEP", 0)
+    settings = settings_for(prepared)
+    few, many = (dry_run(RunConfig.load(None, [*settings, f"train.steps={n}"]))["time"] for n in (24, 2400))
+    assert "FLOPs" in few["from"]
+    assert 20 < many["seconds"] / few["seconds"] < 500
 
 
 def saved_by_autograd(trainer, ids, targets, rows=None):

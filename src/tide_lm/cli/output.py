@@ -57,9 +57,13 @@ def print_next(command: str) -> None:
     typer.echo(f"Next: {command}", err=True)
 
 
+def started_by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def defer_to_first() -> None:
     """Wait before an error that all processes of torchrun may have met."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if started_by_torchrun():
         from tide_lm.run import process_group
 
         process_group.defer_to_first()

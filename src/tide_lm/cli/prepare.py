@@ -12,6 +12,7 @@ import typer
 from tide_lm.cli.options import AsJson, usage_errors
 from tide_lm.cli.output import pairs, print_json, print_next, print_table
 from tide_lm.cli.progress import working
+from tide_lm.run import files
 from tide_lm.run.settings import MANY_EPOCHS, ModelSection, RunConfig
 from tide_lm.spec import presets
 from tide_lm.spec.estimate import count_parameters
@@ -84,6 +85,7 @@ def command(
         if executor and not tasks:
             raise ValueError(f"--executor {executor} needs the number of tasks: add --tasks N")
         options = _options(executor_option or [])
+    files.check_free(out)
     from tide_lm.data.prepare import Settings, prepare
 
     settings = Settings(source, tokenizer, train_tokenizer or 4096, validation, text_field)

@@ -1,13 +1,16 @@
 """`tide-lm train`: prepared tokens in, a Hugging Face folder out."""
 
+import shlex
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tide_lm.cli.options import AsJson
-from tide_lm.cli.output import defer_to_first, print_json, print_table
+from tide_lm.cli.output import defer_to_first, print_json, print_next, print_table, started_by_torchrun
 from tide_lm.cli.progress import training_progress
+from tide_lm.run import files
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import flat
 
@@ -37,11 +40,20 @@ def command(
 
     Example: tide-lm train run.toml --run runs/mine --set train.steps=2000
     """
+    folder = RunDirectory(run)
     try:
-        chosen = RunDirectory(run).settings(config, settings or (), start, resume)
+        chosen = folder.settings(config, settings or (), start, resume)
     except ValueError as error:
         defer_to_first()
         raise typer.BadParameter(str(error)) from None
+    if not started_by_torchrun():  # where another process may have made the run already
+        if not dry_run:
+            folder.check_unused()
+            folder.check_free(resume)
+            files.check_writable(run)
+        from tide_lm.training.checks import check_data
+
+        check_data(chosen.data, chosen.model)
     from tide_lm.run import process_group
 
     if dry_run:
@@ -63,6 +75,8 @@ def command(
             print_json(validation)
         elif validation and process_group.is_first():
             typer.echo(f"validation loss {validation['loss']:.4f} at step {validation['step']:,}, in {run}")
+        if trainer.step == chosen.train.steps and process_group.is_first():
+            print_next(shlex.join(["tide-lm", "generate", str(run), "The"]))
     process_group.leave(trainer.status)
     raise typer.Exit(trainer.status)
 
@@ -80,6 +94,10 @@ def _print_dry_run(result: dict[str, Any]) -> None:
         ("epochs of the data", f"{result['epochs']:,}"),
     ]
     print_table("Costs", ["what", "cost"], costs)
+    time = result["time"]
+    typer.echo(f"Time: about {timedelta(seconds=round(time['seconds']))}, estimated from {time['from']}")
+    for doubt in result["doubts"]:
+        typer.echo(f"Warning: {doubt}")
     typer.echo(f"Tables: {result['table_policy']}")
     first = result["first_batch"]
     typer.echo(f"First batch: {first['shape']}, {first['distinct_tokens']:,} distinct tokens; it begins")

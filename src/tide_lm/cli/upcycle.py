@@ -1,6 +1,7 @@
 """`tide-lm upcycle`: a Llama's folder in, a TIDE model that computes the same out; and back."""
 
 import math
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +9,11 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.options import AsJson, refuse_others
-from tide_lm.cli.output import print_json
+from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import tidy_end, writing_progress
 from tide_lm.run import files
 from tide_lm.run.directory import check_exists, exported
+from tide_lm.spec.config import ModelConfig
 
 
 def command(
@@ -52,10 +54,15 @@ def command(
             f"--memory-value-scale is {memory_value_scale}: give a number above 0, or --no-memory-values"
         )
     files.check_free(out)
+    if "/" not in model and not Path(model).exists():  # on the Hub, Llamas have an owner
+        raise ValueError(f"there is no {model}: give a folder with a Llama, or OWNER/NAME on the Hub")
     check_exists(model)
+    folder = exported(model)
+    if Path(folder).exists():
+        ModelConfig.from_folder(Path(folder))  # refuses other models at once
     from tide_lm.interop import upcycle
 
-    source = upcycle.open_source(exported(model))
+    source = upcycle.open_source(folder)
     with tidy_end(), writing_progress() as begin:
         if strip:
             written = upcycle.strip(source, out, anyway, begin)
@@ -71,5 +78,8 @@ def command(
         print_json({"folder": str(out), **asdict(written)})
         return
     typer.echo(f"{out}: {written.parameters:,} parameters, {written.tables:,} of them in tables")
-    if not strip:
-        typer.echo(f"It computes what {model} does. Train it on: tide-lm train --from {out}", err=True)
+    if strip:
+        return
+    typer.echo(f"It computes what {model} does. Prepare text for it with --tokenizer {out}.", err=True)
+    start = shlex.join(["--from", str(out), "--run", f"runs/{out.name}"])
+    print_next(f"tide-lm train {start} --set data.path=DATA --set train.steps=2000")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_lm import __version__
-from tide_lm.data import sources
+from tide_lm.data import sources, tokenizers
 from tide_lm.data.corpus import Corpus, split_of
 from tide_lm.data.prepare import Settings, save_tokenizer
 from tide_lm.data.shards import Manifest
@@ -110,6 +110,8 @@ def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Pa
             )
         _check_no_job_is_left(folder)
         return
+    if settings.tokenizer is not None:
+        tokenizers.check(settings.tokenizer)
     split = split_of(parts, settings.validation)
 
     def work(draft: Path) -> Work:

@@ -59,6 +59,8 @@ def prepare(settings: Settings, out: str | Path, progress: Progress = _ignore) -
     """
     files.check_free(Path(out))
     parts = sources.parts(settings.source, settings.text_field)
+    if settings.tokenizer is not None:
+        tokenizers.check(settings.tokenizer)
     corpus = Corpus(parts, split_of(parts, settings.validation))
     return prepare_corpus(corpus, parts, settings, Path(out), progress)
 

@@ -57,6 +57,8 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
         path = folder / MANIFEST
+        if folder.is_file():
+            raise ValueError(f"{folder} is a file: prepare it with `tide-lm prepare {folder} --out FOLDER`")
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["format"] != FORMAT:

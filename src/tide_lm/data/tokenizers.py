@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tide_lm.run import hub
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -20,8 +22,31 @@ _LLAMA3_SPECIAL = (
 UNKNOWN = "\ufffd"  # what a decoder returns for bytes that are no character
 
 
+def check(name: str) -> None:
+    """Check that there is such a tokenizer, before slow packages and long texts are read."""
+    folder = Path(name)
+    if name == "llama3":
+        _llama3_file()
+    elif folder.is_dir():
+        if not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
+            raise ValueError(
+                f"the tokenizer {name!r} cannot be loaded: the folder has none, no tokenizer.json"
+            )
+    else:
+        hint = "give a folder with a tokenizer.json, a name on the Hugging Face Hub, or llama3"
+        if not hub.may_be_name(name):
+            raise ValueError(
+                f"the tokenizer {name!r} cannot be loaded, since there is no such folder: {hint}"
+            )
+        try:
+            hub.check(name, hint)
+        except ValueError as error:
+            raise ValueError(f"the tokenizer {name!r} cannot be loaded: {error}") from error
+
+
 def load(name: str) -> "PreTrainedTokenizerFast":
     """Load `llama3`, or a fast tokenizer from a folder or the Hub; code that it may bring is not run."""
+    check(name)
     if name == "llama3":
         return _llama3()
     from transformers import AutoTokenizer
@@ -130,16 +155,8 @@ def _fast(backend: "Tokenizer", **special: str) -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=EOS, **special)
 
 
-def _llama3() -> "PreTrainedTokenizerFast":
-    """Make Llama 3's tokenizer from a file of the package llama-models, which is not imported."""
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    class Converter(TikTokenConverter):
-        @staticmethod
-        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:  # instead of the package tiktoken
-            lines = Path(tiktoken_url).read_bytes().splitlines()
-            return {base64.b64decode(token): int(place) for token, place in map(bytes.split, lines)}
-
+def _llama3_file() -> Path:
+    """Return the file of the package llama-models, which is not imported."""
     spec = importlib.util.find_spec("llama_models")
     folders = spec.submodule_search_locations if spec else None
     file = Path(*folders[:1], "llama3", "tokenizer.model") if folders else None
@@ -148,7 +165,20 @@ def _llama3() -> "PreTrainedTokenizerFast":
             "the tokenizer llama3 is a file of the package llama-models, which is not installed: "
             "pip install --no-deps llama-models"
         )
-    backend = Converter(str(file)).converted()
+    return file
+
+
+def _llama3() -> "PreTrainedTokenizerFast":
+    """Make Llama 3's tokenizer from its file."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    class Converter(TikTokenConverter):
+        @staticmethod
+        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:  # instead of the package tiktoken
+            lines = Path(tiktoken_url).read_bytes().splitlines()
+            return {base64.b64decode(token): int(place) for token, place in map(bytes.split, lines)}
+
+    backend = Converter(str(_llama3_file())).converted()
     names = [*_LLAMA3_SPECIAL.split(), *(f"reserved_special_token_{i}" for i in range(2, 246))]
     backend.add_special_tokens([f"<|{name}|>" for name in names])
     return _fast(backend, pad_token="<|finetune_right_pad_id|>")

@@ -137,15 +137,27 @@ class RunDirectory:
         self.path = path
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
         self.checkpoints, self.export = path / "checkpoints", path / "export"
+        self._lock = path / "lock"
+        self._busy = f"{path} is in use by another trainer: wait for it, or stop it"
+
+    def check_unused(self) -> None:
+        """Check that no trainer is at work here."""
+        if self._lock.exists():
+            with locked(self._lock, self._busy):
+                pass
+
+    def check_free(self, resume: bool) -> None:
+        """Check that the folder is free, or holds a run that is to be resumed."""
+        if not resume and (self.config.exists() or any(self.checkpoints.glob("[0-9]*"))):
+            raise ValueError(f"{self.path} holds a run already: add --resume, or choose another --run")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other trainers out for the length of the context."""
         make_folder(self.path)
-        busy = f"{self.path} is in use by another trainer: wait for it, or stop it"
         # A shared disk may keep the lock of a machine that died for a while.
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        with locked(self.path / "lock", busy, patience=120 if restarted else 0):
+        with locked(self._lock, self._busy, patience=120 if restarted else 0):
             yield
 
     def add_metrics(self, record: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
 """What a run would cost and read, without building its model or writing a file."""
 
+import time
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -10,13 +13,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tide_lm.data.loader import Loader
 from tide_lm.data.shards import Manifest
 from tide_lm.model import Memory, TideForCausalLM
+from tide_lm.run import process_group
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
 from tide_lm.training.build import build_config, freeze
+from tide_lm.training.checks import doubts
 from tide_lm.training.inputs import Inputs, open_inputs
 from tide_lm.training.objective import Objective
+from tide_lm.training.trainer import Trainer
 
 FIRST_CHARACTERS = 300
+SMALL_PARAMETERS, SMALL_STEP = 5e7, 1e11  # of a model and a step, in FLOPs, that a CPU can try
+SHARE_OF_PRODUCT = 0.5  # of the speed of a matrix product, which a step attains
 
 
 def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
@@ -37,8 +45,39 @@ def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
         "flops_per_token": estimate.train_flops(shape, config.data.sequence),
         "tokens": config.train.steps * batch_tokens,
         "epochs": round(config.train.steps * batch_tokens / len(inputs.train), 3),
+        "time": _time(config, processes),
+        "doubts": doubts(config, inputs.manifest),
         "first_batch": _first_batch(config, inputs),
     }
+
+
+def _time(config: RunConfig, processes: int) -> dict[str, Any]:
+    """Estimate the seconds of all steps, and say from what."""
+    shape, steps, device = config.model.shape(), config.train.steps, process_group.device()
+    tokens = config.train.batch * config.data.sequence
+    flops = estimate.train_flops(shape, config.data.sequence) * tokens / processes
+    on = f"{processes} x {device.type}" if processes > 1 else device.type
+    small = estimate.count_parameters(shape).total < SMALL_PARAMETERS and flops < SMALL_STEP
+    if device.type == "cpu" and processes == 1 and small:
+        with TemporaryDirectory() as folder:
+            once = replace(config, data=replace(config.data, verify=False))
+            seconds = Trainer(once, Path(folder, "run"), lambda line: None).seconds_of_a_step()
+        return {"seconds": seconds * steps, "from": f"a step of {seconds:.2g} s on this {on}"}
+    speed = SHARE_OF_PRODUCT * _product_flops(device, getattr(torch, config.train.dtype))
+    what = f"FLOPs at {speed:.1e} a second on this {on}, {SHARE_OF_PRODUCT:.0%} of what a matrix product has"
+    return {"seconds": flops * steps / speed, "from": what}
+
+
+def _product_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Measure the FLOP/s of a matrix product."""
+    size = 1024 if device.type == "cpu" else 8192
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        (a @ a)[0, 0].item()  # waits for a GPU
+        seconds.append(time.monotonic() - started)
+    return 2 * size**3 / min(seconds)
 
 
 def _bytes(

@@ -11,6 +11,7 @@ from tide_lm.data.loader import count_windows
 from tide_lm.data.shards import Manifest, TokenSplit, check_checksum
 from tide_lm.run import process_group
 from tide_lm.run.settings import DataSection, ModelSection
+from tide_lm.training.checks import check_data, other_tokenizer
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,10 @@ class Inputs:
 
 def open_inputs(settings: DataSection, model: ModelSection) -> Inputs:
     """Open prepared data; an error names what does not fit, and the cure."""
+    check_data(settings, model)
     folder = Path(settings.path)
     train, validation = TokenSplit(folder, "train"), TokenSplit(folder, "validation")
-    _check_vocabulary(train.manifest, folder, model)
     check_checksum(folder / "tokenizer" / "tokenizer.json", train.manifest.tokenizer_sha256)
-    if not len(validation):
-        raise ValueError(f"{folder} has no validation split: prepare the data with a larger --validation")
     count_windows(validation, settings.sequence)
     if model.start:
         _check_same_tokenizer(Path(model.start), folder, train.manifest)
@@ -52,23 +51,9 @@ def verify(inputs: Inputs) -> None:
         raise ValueError(faults[0])
 
 
-def _check_vocabulary(manifest: Manifest, folder: Path, model: ModelSection) -> None:
-    vocabulary = model.shape().vocab_size
-    if manifest.vocab_size > vocabulary:
-        raise ValueError(
-            f"{folder} was tokenised with {manifest.vocab_size:,} ids, and {model.name} has only "
-            f"{vocabulary:,}: "
-            + ("" if model.start else f"set model.vocab_size={manifest.vocab_size}, ")
-            + "choose a model with more, or prepare the data with a smaller tokenizer"
-        )
-
-
 def _check_same_tokenizer(start: Path, folder: Path, manifest: Manifest) -> None:
     """Check that the data have the tokenizer of the model to start from, if its folder holds one."""
     if not (start / "tokenizer.json").is_file():
         return
     if tokenizers.fingerprint(tokenizers.load(str(start.absolute()))) != manifest.tokenizer_sha256:
-        raise ValueError(
-            f"{folder} was not prepared with the tokenizer of {start}: prepare the text again with "
-            f"--tokenizer {start}"
-        )
+        raise ValueError(other_tokenizer(folder, start))

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from tide_lm.run.settings import RunConfig, compare
 from tide_lm.spec.estimate import count_parameters, train_flops
 from tide_lm.training import optim, parallel
 from tide_lm.training.build import MakeModel, build_objective, build_row_optimizer
+from tide_lm.training.checks import doubts
 from tide_lm.training.export import export
 from tide_lm.training.gradient_recorder import GradientRecorder
 from tide_lm.training.inputs import open_inputs, verify
@@ -32,6 +34,7 @@ from tide_lm.training.row_optimizer import StepRows, gains_are_zero
 from tide_lm.training.speed import Speedometer, progress_line
 
 NON_FINITE_LIMIT = 3
+SLOW_STEP = 3  # seconds, after which a person would wonder
 FOLDERS = ("data.path", "model.start")  # settings that may change
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -95,10 +98,8 @@ class Trainer:
 
     def _check_run(self) -> None:
         """Check that the folder is free, or holds a run with these settings that is to be resumed."""
-        before = self.run.read_config()
-        if not self.resume and (before is not None or checkpoint.steps(self.run.checkpoints)):
-            raise ValueError(f"{self.run.path} holds a run already: add --resume, or choose another --run")
-        if before is not None:
+        self.run.check_free(self.resume)
+        if (before := self.run.read_config()) is not None:
             self._refuse_changes(before)
 
     def _refuse_changes(self, before: dict[str, Any]) -> None:
@@ -175,9 +176,8 @@ class Trainer:
         )
         if settings.dtype == "bfloat16" and self.device.type == "cpu":
             self.log("bfloat16 is very slow on many CPUs: train.dtype=float32 may be faster")
-        used, has = self.inputs.manifest.vocab_size, self.model.config.vocab_size
-        if used < 0.9 * has and not start:
-            self.log(f"the data use {used:,} of the model's {has:,} ids: model.vocab_size={used} is enough")
+        for doubt in doubts(self.config, self.inputs.manifest):
+            self.log(f"warning: {doubt}")
         if start and not Path(start, "tokenizer.json").is_file():
             self.log(f"{start} has no tokenizer: the tokenizer of the data is assumed to be the model's")
         if self.model.model.memory is not None:
@@ -189,9 +189,14 @@ class Trainer:
         settings = self.config.train
         validation = self._last_validation()
         losses: list[float | None] = []  # since the last record
+        begun = self.step
         while self.step < settings.steps:
+            started = time.monotonic()
             record = self._train_step()
             self.step += 1
+            if self.step == begun + 2 and (seconds := time.monotonic() - started) > SLOW_STEP:
+                left = timedelta(seconds=round(seconds * (settings.steps - self.step)))
+                self.log(f"a step takes {seconds:.1f} s: about {left} for those left")
             losses.append(record["loss"] and round(record["loss"], 5))
             self.progress(self.step)
             last, stopping = self.step == settings.steps, self.stopped_by > 0
@@ -250,6 +255,13 @@ class Trainer:
             "gradient_norm": norm if math.isfinite(norm) else None,
             "learning_rate": rate,
         }
+
+    def seconds_of_a_step(self) -> float:
+        """Take two steps, which are not recorded, and return the time of the second."""
+        self._train_step()
+        started = time.monotonic()
+        self._train_step()
+        return time.monotonic() - started
 
     def _prepare(self) -> StepBatch:
         """Start to copy the next step's micro-batches and their rows to the device."""
