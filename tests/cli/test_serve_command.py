@@ -34,6 +34,8 @@ def folder(tiny_model, tokenizer, tmp_path):
     export = tmp_path / "run" / "export"
     made(tiny_model, tokenizer).save_pretrained(export)
     tokenizer.save_pretrained(export)
+    settings = {"model": {}, "data": {}, "optim": {}, "train": {}}
+    (export.parent / "config.json").write_text(dumps(settings))
     for code in export / "modeling_tide.py", export.parent / "torch.py":
         code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     return tmp_path / "run"
@@ -164,7 +166,8 @@ def test_rows_that_are_not_packed_cannot_be_elsewhere(folder):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"), [("no/such/folder", "there is no no/such/folder"), (".", "cannot read a model config")]
+    ("model", "told"),
+    [("no/such/folder", "there is no no/such/folder"), (".", ". is no model, since it has no config.json")],
 )
 def test_what_is_no_model_is_refused_at_once(tmp_path, monkeypatch, model, told):
     monkeypatch.chdir(tmp_path)
@@ -173,8 +176,8 @@ def test_what_is_no_model_is_refused_at_once(tmp_path, monkeypatch, model, told)
     assert told in done.said
 
 
-def test_without_a_server_it_says_what_to_install(monkeypatch):
+def test_without_a_server_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
-    done = tide_lm("serve", "model")
+    done = tide_lm("serve", folder)
     assert done.returncode == 1
     assert "pip install -e '.[serve]'" in done.said

@@ -12,7 +12,7 @@ import typer
 
 from tide_lm.cli.demo import tide_run
 from tide_lm.cli.options import Device, Memory, check_address
-from tide_lm.run.directory import check_exists, exported
+from tide_lm.run.directory import check_exists, exported, name_of
 from tide_lm.spec.config import ModelConfig, Place, Residence
 
 _CHAT = Path(__file__).parents[1] / "interop" / "chat.jinja"
@@ -39,7 +39,7 @@ def command(
     model = tide_run(model)
     check_exists(model)
     folder, residence = exported(model), memory or Residence()
-    name = name or _name_of(model)
+    name = name or (name_of(model) if Path(model).exists() else model)
     if Path(folder).exists():
         ModelConfig.from_folder(Path(folder))
         _check_packed(folder, residence)
@@ -77,14 +77,6 @@ def command(
         typer.echo(ready, err=True)
     # The server has this process's signals.
     os.execve(sys.executable, [sys.executable, *call], environment)
-
-
-def _name_of(model: str) -> str:
-    """Return the name of a folder, and of a run for its export; a name on the Hub is that itself."""
-    path = Path(model).resolve()
-    if not path.exists():
-        return model
-    return path.parent.name if path.name == "export" else path.name
 
 
 def _check_packed(folder: str, residence: Residence) -> None:
