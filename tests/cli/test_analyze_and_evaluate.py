@@ -319,8 +319,12 @@ def on_bare_axes(panel, name):
     """Draw a panel without laying it out and writing it, which takes most of the time."""
     from matplotlib.figure import Figure
 
-    panel.draw(Figure().add_subplot())
-    return f"<svg>{name}</svg>"
+    from tide_lm.report.drawing import Chart
+    from tide_lm.report.values import read
+
+    axes = Figure().add_subplot()
+    panel.draw(axes)
+    return Chart(f"<svg>{name}</svg>", read(axes))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +348,7 @@ def test_every_figure_is_drawn_from_what_the_commands_write(run, tmp_path, monke
     other = tmp_path / "other"
     shutil.copytree(run, other)
     if not laid_out:
-        monkeypatch.setattr("tide_lm.report.page.inline_svg", on_bare_axes)
+        monkeypatch.setattr("tide_lm.report.page.inline_chart", on_bare_axes)
     done = tide_lm("report", run, other, "--cards")
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

@@ -4,6 +4,7 @@ import json
 import re
 from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 import pytest
 from command import tide_lm
 from report.conftest import SCRIPT
@@ -129,6 +130,22 @@ def test_every_loss_of_a_run_that_logs_rarely_is_in_its_curve(two_runs):
     tide.metrics[:] = lines
     tokens_seen, losses = training.training_curve(tide)
     assert (losses, tokens_seen[:2], tokens_seen[-1]) == ([3.0] * 100, [10, 20], 1000)
+
+
+def test_ranks_and_bits_cut_nothing_off_and_name_only_what_is_drawn(two_runs):
+    """A series ended above the axes, and two names in the legend had no points."""
+    (tide,) = open_runs(two_runs[1:])
+    forms = tide.result("compression")["forms"]
+    forms[:] = [form for form in forms if not form["weighted"]]
+    for name in ("ranks", "bits"):
+        canvas, axes = plt.subplots()
+        FIGURES[name].panels([tide])[0].draw(axes)
+        plt.close(canvas)
+        low, high = axes.get_ylim()
+        drawn_lines, _ = axes.get_legend_handles_labels()
+        for line in drawn_lines:
+            assert len(line.get_ydata()) > 0
+            assert all(low < value < high for value in line.get_ydata())
 
 
 def test_what_rare_tokens_lose_is_told_beside_what_all_do(two_runs):

@@ -36,6 +36,7 @@ def visit(browser, address, tmp_path):
         page.on("dialog", lambda dialog: said.append(dialog.message))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(address)
+        page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
         folder = os.environ.get("TIDE_LM_SCREENSHOTS", str(tmp_path))
         page.screenshot(path=f"{folder}/report-{width}-{scheme}.png", full_page=True)
         return page
@@ -116,7 +117,7 @@ def test_a_table_that_goes_on_has_a_shaded_edge_and_no_other(width, scheme, visi
         colours = [pixels.getpixel((place, 0)) for place in range(8)]  # and then the border
         return max(abs(a - b) for a, b in zip(colours[0], colours[6], strict=True)) > 10
 
-    for box in page.query_selector_all(".scroll"):
+    for box in page.query_selector_all(".scroll:not(.long)"):
         assert is_shaded(box) == box.evaluate("one => one.scrollWidth > one.clientWidth")
         box.evaluate("one => { one.scrollLeft = one.scrollWidth; }")
         assert not is_shaded(box)
@@ -154,7 +155,7 @@ def test_words_stand_out_from_what_is_behind_them(scheme, visit):
             const words = [...document.querySelectorAll(plain)].map(one =>
                 [getComputedStyle(one).color, behind(one), one.tagName]);
             const ticks = [...document.querySelectorAll('svg.panel text')]
-                .map(one => [getComputedStyle(one).fill, behind(one.closest('article')), 'text']);
+                .map(one => [getComputedStyle(one).fill, behind(one.closest('.card')), 'text']);
             return words.concat(ticks);
         }"""
     )
@@ -166,3 +167,77 @@ def test_words_stand_out_from_what_is_behind_them(scheme, visit):
             continue
         light, dim = sorted((luminance(front), luminance(behind)), reverse=True)
         assert (light + 0.05) / (dim + 0.05) >= 4.5, (tag, front, behind)
+
+
+@pytest.fixture
+def first_seen(browser, address):
+    """Opens the report as it is first seen, so wide."""
+    contexts = []
+
+    def open_page(width: int, height: int = 900):
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}))
+        page = contexts[-1].new_page()
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def test_the_page_is_short_until_it_is_unfolded(first_seen):
+    assert first_seen(1280).evaluate("document.documentElement.scrollHeight") < 8000
+
+
+def test_the_contents_stay_on_a_desktop_and_are_folded_on_a_phone(first_seen):
+    """On a phone, the first screen was nothing but links."""
+    page = first_seen(1280)
+    page.locator("nav a", has_text="What does it cost?").click()
+    page.wait_for_function("document.querySelector('nav [aria-current]').hash === '#cost'")
+    assert page.locator("nav a").first.bounding_box()["y"] > 0
+    page = first_seen(390, 844)
+    assert not page.locator("nav a").first.is_visible()
+    assert page.locator(".answer").first.bounding_box()["y"] < 300
+    page.locator("nav summary").click()
+    page.locator("nav a", has_text="What does it cost?").click()
+    assert not page.locator("nav a").first.is_visible()
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.locator("nav a").first.wait_for()
+
+
+def test_a_link_to_a_folded_figure_opens_it(first_seen):
+    page = first_seen(1280)
+    assert not page.locator("#norms svg").first.is_visible()
+    page.evaluate("location.hash = '#norms'")
+    page.locator("#norms svg").first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [("training-loss", ["training tokens", "base", "a-run"]), ("routing", ["frequency decile", "M2"])],
+)
+def test_a_chart_shows_its_values_under_the_pointer(figure, said, first_seen):
+    page = first_seen(1280)
+    chart = page.locator(f"#{figure} svg").first
+    chart.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)  # scrolling is smooth
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    shown = page.locator("#tip").inner_text().split("\n")
+    assert [line[: len(part)] for line, part in zip(shown, said, strict=True)] == said
+    assert all(float(line.rsplit(" ", 1)[1]) > 0 for line in shown[1:])
+    page.mouse.move(1, 1)
+    assert not page.locator("#tip").is_visible()
+
+
+def test_a_watched_page_loads_itself_again_and_keeps_the_readers_place(first_seen, plant, tmp_path):
+    run, out = plant(tmp_path / "x", only=("updates", "validation")), tmp_path / "page.html"
+    write_report([run], out, reload=1)
+    page = first_seen(600, 500)
+    page.goto(out.as_uri())
+    page.evaluate("document.getElementById('updates').open = true; scrollTo({top: 700, behavior: 'instant'})")
+    (run / "metrics.jsonl").write_text('{"step": 77, "tokens": 7700, "loss": 4.5}\n')
+    write_report([run], out, reload=1)
+    page.wait_for_function("document.body.textContent.includes('is at step 77 of 100')")
+    assert page.evaluate("scrollY") == 700
+    assert page.evaluate("document.getElementById('updates').open")

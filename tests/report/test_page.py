@@ -1,6 +1,8 @@
 """The report as text: what is on it, and what is escaped."""
 
 import functools
+import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -56,8 +58,7 @@ def page(planted):
 
 def test_the_page_needs_nothing_but_itself(page):
     outline = Outline(page)
-    assert "script" not in outline.tags
-    assert outline.tags.count("style") == 1
+    assert outline.tags.count("script") == outline.tags.count("style") == 1
     for link in outline.links:
         assert link.startswith(("#", "data:")), link
     assert "@import" not in page
@@ -105,6 +106,98 @@ def test_the_runs_stand_side_by_side(page):
         assert text in page, text
 
 
+def test_the_page_answers_a_readers_questions_in_order(page):
+    """It was ordered by the paper's figure numbers, and the training loss came last."""
+    outline = Outline(page)
+    asked = ["trained", "helped", "whom", "cost", "memory", "paper", "again"]
+    assert [name for name in outline.ids if name in asked] == asked
+    assert outline.links[1 : 1 + len(asked)] == [f"#{name}" for name in asked]  # behind the icon
+    order = ["training-loss", "loss-by-decile", "footprint", "routing", "collapse"]
+    assert [name for name in outline.ids if name in order] == order
+    sections = re.split(r"<h2 ", page)[1:]
+    answers = [re.findall(r'<p class="answer">([^<]+)</p>', section) for section in sections]
+    assert [len(found) for found in answers] == [1] * len(asked)
+    for text in (
+        "3 tables",
+        "0.155 nats less loss on the held-out text than base",
+        "rare tokens",
+        "of GPU memory",
+        "routers give",
+    ):
+        assert text in str(answers), text
+
+
+def test_a_gain_is_told_with_the_parameters_of_both_runs(page):
+    """A green number was there without a word of one model's being larger."""
+    tiles = re.findall(r'<strong class="lower">.*?</li>', page)
+    assert len(tiles) == 4
+    for tile in tiles:
+        assert re.search(r"[\d.]+[KM] parameters against [\d.]+[KM]</span>", tile)
+
+
+def test_a_command_stands_on_the_page_once(page):
+    """A demo's command was there for each of its 17 results."""
+    commands = re.findall(r"<pre[^>]*>(.*?)</pre>", page)
+    assert [command.split("&#39;")[0] for command in commands] == ["tide-lm analyze x "]
+    made = dict(re.findall(r"<strong>(\w+, seed 0)</strong>: (.*)</p>", page))
+    assert made["base, seed 0"].split(", ")[-2:] == ["validation", "perplexity of wiki"]
+    assert "routing" in made["tide, seed 0"]
+
+
+def test_the_page_is_folded_but_for_the_first_figure_of_each_question(page):
+    """It was 21,862 px long."""
+    cards = re.findall(r'<details class="card" id="([^"]+)"( open)?>', page)
+    assert set(FIGURES) <= {name for name, _ in cards}
+    assert [name for name, is_open in cards if is_open] == [
+        "training-loss",
+        "loss-by-decile",
+        "footprint",
+        "routing",
+    ]
+
+
+def test_the_values_of_every_chart_are_in_a_table(page):
+    charts = page.split('<div class="chart">')[1:]
+    assert len(charts) == Outline(page).tags.count("svg") > 20
+    assert all('<tr data-at="0.' in chart for chart in charts)
+    losses = next(chart for chart in charts if "Loss by decile: held-out text" in chart)
+    assert '<th scope="row">0</th><td>9</td><td>8.8</td></tr>' in losses
+    training = charts[0].split("</table>")[0]
+    assert "training tokens" in training
+    assert training.count("<tr ") == 59
+    slots = next(chart for chart in charts if "Router weights" in chart)
+    assert re.search(r'data-by="xy".*<th scope="col" data-at="0\.\d+">null</th>', slots, re.DOTALL)
+    assert '<th scope="row">9</th><td>0.1167</td><td>0.1167</td><td>0.1167</td><td>0.65</td>' in slots
+    deciles = next(chart for chart in charts if "Growth over training" in chart)
+    assert ">0, rarest</th>" in deciles  # of ten lines, two are in the legend and all in the table
+    assert ">5</th>" in deciles
+
+
+def test_a_run_in_progress_says_how_far_it_is(plant, tmp_path):
+    run = plant(tmp_path / "x", only=())
+    timing = {"tokens_per_s": 1234.5, "memory_gb": 1.5, "seconds_left": 3661}
+    line = {"step": 61, "tokens": 6100, "loss": 5.5, "learning_rate": 3e-4, "timing": timing}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert "is at step 61 of 100" in page
+    for value in ("5.500", f"3.00e{MINUS}04", "1,234", "1:01:01"):
+        assert f"<dd>{value}</dd>" in page, value
+    (run / "metrics.jsonl").unlink()  # it has begun and logged nothing yet
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert "is at step 0 of 100" in page
+    assert "no tokens yet" in page
+
+
+def test_one_run_is_not_compared_and_three_are_each(plant, tmp_path):
+    runs = [plant(tmp_path / name, blocks, only=FEW) for name, blocks in (("base", 0), ("a", 3), ("b", 3))]
+    page = write_report(runs[1:2], tmp_path / "page.html").read_text()
+    assert "a second run would show whether that is good" in page
+    assert '<strong class="lower">' not in page
+    page = write_report(runs, tmp_path / "page.html").read_text()
+    for name in "ab":
+        assert f"{name} has 0.155 nats less loss" in page
+
+
 def test_a_small_page_is_the_same_each_time(plant, tmp_path):
     runs = [plant(tmp_path / "tide", 3, only=("routing", "updates"))]
     once, again = (write_report(runs, tmp_path / f"{part}.html").read_text() for part in "ab")
@@ -122,7 +215,7 @@ def test_what_is_missing_is_said_with_its_command(plant, tmp_path):
     assert f"<code>tide-lm analyze routing {run} --text FILE</code>" in page
     assert 'id="routing"' not in page
     assert 'id="distances"' in page
-    assert 'id="loss"' not in page
+    assert 'id="losses"' not in page
 
 
 def test_what_is_damaged_is_said_on_the_page_once(plant, tmp_path):
@@ -138,8 +231,9 @@ def test_a_run_with_little_has_a_page_too(tmp_path):
     (tmp_path / "little").mkdir()
     (tmp_path / "little" / "metrics.jsonl").touch()
     page = write_report([tmp_path / "little"], tmp_path / "page.html").read_text()
-    assert "no result of this run is drawn by a figure" in page
-    assert "No result of this run says how it was made" in page
+    assert "Not known yet: no loss on held-out text is measured." in page
+    assert "0 of the paper\N{RIGHT SINGLE QUOTATION MARK}s 19 figures and tables are on this page." in page
+    assert "No result says how it was made." in page
 
 
 @pytest.mark.parametrize("arguments", [["report"], ["figure", "norms"]])

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from io import BytesIO, StringIO
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tide_lm.report.figure import Axes, Figure, Panel, Runs
 from tide_lm.report.formatting import count, quantity, short
 from tide_lm.report.results import Run
+from tide_lm.report.values import ChartValues, read
 from tide_lm.run.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -57,8 +58,19 @@ def write_panels(panels: Sequence[Panel], name: str, folder: Path, kinds: Sequen
     return written
 
 
+class Chart(NamedTuple):
+    """A panel for an HTML page, and its values."""
+
+    svg: str
+    values: ChartValues
+
+
 def inline_svg(panel: Panel, name: str) -> str:
-    """Return a panel for an HTML page: its ids are its own, and ink and grid have the page's colours."""
+    return inline_chart(panel, name).svg
+
+
+def inline_chart(panel: Panel, name: str) -> Chart:
+    """Draw a panel for an HTML page: its ids are its own, and ink and grid have the page's colours."""
     with _styled(name):
         content = StringIO()
         sheet = _sheet([panel])
@@ -70,12 +82,13 @@ def inline_svg(panel: Panel, name: str) -> str:
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
     label = html.escape(panel.alt or _in_words(panel.title, sheet.axes[0]))
-    return re.sub(
+    svg = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
         lambda found: f'<svg class="panel" viewBox="{found[1]}" role="img" aria-label="{label}">',
         svg,
         count=1,
-    ).strip()
+    )
+    return Chart(svg.strip(), read(sheet.axes[0]))
 
 
 def _in_words(title: str, axes: Axes) -> str:

@@ -30,11 +30,11 @@ def percents(shares: Sequence[float | None]) -> list[float | None]:
     return [None if share is None else 100 * share for share in shares]
 
 
-def count(value: float | None) -> str:
+def count(value: float | None, digits: int = 3) -> str:
     """Format a count: exactly while it is short, with few digits where it is very small or large."""
     if value is None:
         return NOT_MEASURED
-    text = number(value, ",.0f" if 100 <= abs(value) < 1e6 else ".3g")
+    text = number(value, ",.0f" if 10 ** (digits - 1) <= abs(value) < 1e6 else f".{digits}g")
     return text.replace("e+0", "e").replace("e+", "e").replace(f"e{MINUS}0", f"e{MINUS}")
 
 
@@ -43,9 +43,9 @@ def upper_bound(value: float) -> str:
     return count(float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(str(value))))
 
 
-def quantity(value: float | None) -> str:
+def quantity(value: float | None, spec: str = ".4g") -> str:
     """Format a large number in the usual short form: 1.03B, 983K."""
-    return _in_units(value, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")), ".4g", "")
+    return _in_units(value, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")), spec, "")
 
 
 def gigabytes(value: float | None) -> str:

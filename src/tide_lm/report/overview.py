@@ -1,8 +1,11 @@
 """Runs side by side: their settings, their losses, and how each number was made."""
 
 from collections.abc import Callable
+from datetime import timedelta
+from statistics import median
 from typing import Any, NamedTuple
 
+from tide_lm.report.drawing import GROUPS
 from tide_lm.report.figure import Runs, Table
 from tide_lm.report.figures.loss import change, sources
 from tide_lm.report.figures.training import perplexities, stated_perplexity
@@ -21,13 +24,23 @@ Environment = tuple[tuple[str, str], ...]  # names and values
 
 
 class Headline(NamedTuple):
-    """A difference in loss to the first run."""
+    """A difference in loss to the first run, and what both have for it: losses and parameters."""
 
     run: str
     text: str
     group: str
     change: float
     losses: str
+    sizes: str
+
+
+class Progress(NamedTuple):
+    """How far a run is that has not ended; the numbers are of the last line that it logged."""
+
+    run: str
+    step: int
+    steps: int
+    numbers: dict[str, str]
 
 
 def facts(runs: Runs) -> Table:
@@ -89,7 +102,7 @@ def _row(name: str, first: tuple[float | None, int], *others: tuple[float | None
 
 
 def headlines(runs: Runs) -> list[Headline]:
-    """Compare each run with the first, on all, rare and common tokens of the first text of both."""
+    """Compare each run with the first, on all tokens of the first text of both and on each group."""
     if len(runs) < 2 or not all(run.losses for run in runs) or not (shared := sources(runs)):
         return []
     found, before = [], runs[0].losses[shared[0]]
@@ -97,24 +110,82 @@ def headlines(runs: Runs) -> list[Headline]:
     for run in runs[1:]:
         now = run.losses[shared[0]]
         groups = {"all tokens": (now, before)}
-        groups |= {f"{name} tokens": (now[name], before[name]) for name in ("rare", "common")}
+        groups |= {f"{name} tokens": (now[name], before[name]) for name in GROUPS}
+        sizes = f"{size(run)} against {parameters(runs[0])}"
         for group, (ours, theirs) in groups.items():
             if (apart := change(ours["loss"], theirs["loss"])) is not None:
                 both = f"{number(ours['loss'])} against {number(theirs['loss'])}"
-                found.append(Headline(run.name, text, group, apart, both))
+                found.append(Headline(run.name, text, group, apart, both, sizes))
     return found
 
 
-def origins(run: Run) -> dict[Environment, list[tuple[str, str]]]:
-    """Return results and their commands in the order of their files, by the environment of each."""
-    grouped: dict[Environment, list[tuple[str, str]]] = {}
-    made_of = {f"results/{name}.json": result for name, result in run.results.items() if name != "perplexity"}
-    made_of |= {f"results/perplexity.json, {name}": text for name, text in run.texts.items()}
-    for name, result in made_of.items():
-        if made := result.get("provenance"):
-            seed = "" if made.get("seed") is None else f", seed {made['seed']}"
-            command = (f"{name}{seed}", made.get("command", "not known"))
-            grouped.setdefault(_environment(made), []).append(command)
+def size(run: Run) -> str:
+    """Say how many parameters a run has."""
+    return f"{parameters(run)} parameters" if run.parameters else "parameters not known"
+
+
+def parameters(run: Run) -> str:
+    return quantity(run.parameters.total if run.parameters else None, ".3g")
+
+
+def progress(runs: Runs) -> list[Progress]:
+    """Return the runs that have steps to go."""
+    found = []
+    for run in runs:
+        last: dict[str, Any] = run.metrics[-1] if run.metrics else {"step": 0}
+        if run.config is not None and last["step"] < run.config.train.steps:
+            timing = last.get("timing", {})
+            left = timing.get("seconds_left")
+            numbers = {
+                "loss, nats": number(last.get("loss")),
+                "learning rate": number(last.get("learning_rate"), ".2e"),
+                "tokens/s": number(timing.get("tokens_per_s"), ",.0f"),
+                "time left": NOT_MEASURED if left is None else str(timedelta(seconds=left)),
+            }
+            found.append(Progress(run.name, last["step"], run.config.train.steps, numbers))
+    return found
+
+
+def speed(run: Run) -> float | None:
+    """Return the tokens/s of the training, in the middle of what was logged."""
+    logged = [line.get("timing", {}).get("tokens_per_s") for line in run.metrics]
+    return median(known) if (known := [value for value in logged if value]) else None
+
+
+def training_cost(runs: Runs) -> Table | None:
+    """Return a table of what the training took, if any run says it."""
+
+    def memory(run: Run) -> str:
+        found = [line.get("timing", {}).get("memory_gb") for line in run.metrics]
+        return number(max((value for value in found if value), default=None), ".1f")
+
+    def seconds(run: Run) -> str:
+        rate = speed(run)
+        return str(timedelta(seconds=round(run.tokens / rate))) if rate and run.tokens else NOT_MEASURED
+
+    rows: list[tuple[str, Callable[[Run], str]]] = [
+        ("tokens/s, median", lambda run: number(speed(run), ",.0f")),
+        ("time of all steps at that speed", seconds),
+        ("most memory, GB", memory),
+    ]
+    if not any(map(speed, runs)):
+        return None
+    cells = [(name, *(cell(run) for run in runs)) for name, cell in rows]
+    return Table("What the training took", ["", *(run.name for run in runs)], cells)
+
+
+def origins(runs: Runs) -> dict[Environment, dict[str, dict[str, list[str]]]]:
+    """Return the results of each run that each command made, in the order of their files, by environment."""
+    grouped: dict[Environment, dict[str, dict[str, list[str]]]] = {}
+    for run in runs:
+        made_of = {name: result for name, result in run.results.items() if name != "perplexity"}
+        made_of |= {f"perplexity of {name}": text for name, text in run.texts.items()}
+        for name, result in made_of.items():
+            if made := result.get("provenance"):
+                seed = "" if made.get("seed") is None else f", seed {made['seed']}"
+                commands = grouped.setdefault(_environment(made), {})
+                results = commands.setdefault(made.get("command", "not known"), {})
+                results.setdefault(f"{run.name}{seed}", []).append(name)
     return grouped
 
 

@@ -122,7 +122,8 @@ def open_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"there is no run {path}: give the folder of a run")
-        if not any((path / "results").glob("*.json")) and not RunDirectory(path).metrics.exists():
+        begun = RunDirectory(path).metrics.exists() or RunDirectory(path).config.exists()
+        if not begun and not any((path / "results").glob("*.json")):
             raise ValueError(
                 f"{path} holds no results, neither results/*.json nor metrics.jsonl: give the folder of a "
                 "run, or measure it first"

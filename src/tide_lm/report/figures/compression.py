@@ -93,9 +93,9 @@ def _lost(result: Result, form: Form, part: Callable[[Form], tuple[float | None,
 def _change_axis(axes: Axes, linear: float, what: str) -> None:
     """Make the vertical scale logarithmic through zero, with no more room below it than is needed."""
     zero_line(axes)
-    low = min(axes.get_ylim()[0], -linear / 2) if axes.dataLim.y0 < 0 else -linear / 4
+    low, high = axes.dataLim.y0, axes.dataLim.y1
     log_scale(axes, linthresh=linear)
-    axes.set_ylim(bottom=low)
+    axes.set_ylim(min(2 * low, -linear / 4), max(2 * high, linear))
     axes.set_ylabel(what)
     legend(axes)
 
@@ -112,6 +112,8 @@ def _draw_bits(axes: Axes, run: Run) -> None:
 def _draw_ranks(axes: Axes, run: Run) -> None:
     for (way, (name, stroke)), colour, marker in zip(_WAYS.items(), PALETTE, MARKERS, strict=False):
         forms = _chosen(run, lambda form: _way(form) == way)  # noqa: B023
+        if not forms:
+            continue
         forms.sort(key=lambda form: form["relative_bytes"])
         changed = percents([worst_change(run.result("compression"), form) for form in forms])
         style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": stroke, "label": name}

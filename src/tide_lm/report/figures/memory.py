@@ -8,6 +8,7 @@ from tide_lm.report import drawing, paper
 from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, beside, of_alike, of_each
 from tide_lm.report.formatting import NOT_MEASURED, ends, gigabytes, percent, short, steps
 from tide_lm.report.results import Run
+from tide_lm.report.values import HIDDEN
 
 
 def footprint_bytes(run: Run, blocks: int, bits: int, where: str) -> int | None:
@@ -102,7 +103,7 @@ def _draw_null_bank(axes: Axes, run: Run) -> None:
     layers = run.result("routing")["by_layer"]
     for number, (layer, colour) in enumerate(zip(layers, drawing.sequence(len(layers)), strict=True)):
         final = number == len(layers) - 1
-        label = f"layer {number}" if number == 0 else f"layer {number}, the last" if final else None
+        label = f"layer {number}, the last" if final else f"{HIDDEN if number else ''}layer {number}"
         axes.plot(
             range(10),
             drawing.numbers(null_bank(layer)),

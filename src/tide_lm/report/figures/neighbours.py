@@ -9,6 +9,7 @@ from tide_lm.report.drawing import GROUPS, INK, legend
 from tide_lm.report.figure import Axes, Each, Figure, Runs, Table, beside, of_each
 from tide_lm.report.formatting import NOT_MEASURED, token
 from tide_lm.report.results import Run
+from tide_lm.report.values import HIDDEN
 
 
 def _groups(run: Run) -> dict[str, dict[str, Any]]:
@@ -41,6 +42,12 @@ def _draw_overlaps(axes: Axes, run: Run) -> None:
             capprops=thin,
             boxprops={"facecolor": GROUPS[name], "edgecolor": INK, "linewidth": 0.8},
         )
+        middle: dict[str, Any] = {
+            "linestyle": "none",
+            "color": GROUPS[name],
+            "label": f"{HIDDEN}{name}, median",
+        }
+        axes.plot(range(blocks), list(map(median, group["jaccard"])), **middle)
         boxes["boxes"][0].set_label(f"{name} ({group['ids']:,} tokens)")
     axes.set_xticks(range(blocks), result["tables"][1:], fontsize=9)
     axes.set_ylim(bottom=-0.02)

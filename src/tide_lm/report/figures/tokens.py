@@ -7,6 +7,7 @@ from typing import Any
 from tide_lm.report import drawing, paper
 from tide_lm.report.figure import Axes, Each, Figure, Panel, Runs, Table, beside, of_alike, of_each
 from tide_lm.report.formatting import (
+    DECILE_NAMES,
     NOT_MEASURED,
     count,
     number,
@@ -17,6 +18,7 @@ from tide_lm.report.formatting import (
     upper_bound,
 )
 from tide_lm.report.results import Run, alike
+from tide_lm.report.values import HIDDEN
 
 
 def _norm_panels(runs: Runs) -> list[Panel]:
@@ -56,7 +58,8 @@ def _draw_growth(axes: Axes, run: Run) -> None:
     points = _points(run)
     for decile, colour in enumerate(drawing.sequence(10)):
         grown = [growth(point["embedding"][decile], points[0]["embedding"][decile]) for point in points]
-        style = {"color": colour, "label": {0: "0, rarest", 9: "9, commonest"}.get(decile), "marker": "."}
+        label = DECILE_NAMES[decile] if decile in (0, 9) else f"{HIDDEN}{decile}"
+        style = {"color": colour, "label": label, "marker": "."}
         axes.plot([point["tokens"] for point in points], drawing.numbers(percents(grown)), **style)
     drawing.zero_line(axes)
     drawing.token_axis(axes, "change since the first, %", "decile")
@@ -68,8 +71,9 @@ def _tables(run: Run) -> list[drawing.Values]:
 
 def _draw_tables(axes: Axes, run: Run) -> None:
     for block, values in enumerate(_tables(run)):
-        label = f"each of {len(_tables(run))} tables" if block == 0 else None
-        axes.plot(range(10), drawing.numbers(values), **(drawing.look(run) | {"label": label}), alpha=0.6)
+        style = drawing.look(run) | {"label": f"{HIDDEN}M{block + 1}"}
+        axes.plot(range(10), drawing.numbers(values), **style, alpha=0.6)
+    axes.plot([], [], **(drawing.look(run) | {"label": f"each of {len(_tables(run))} tables"}))
     drawing.decile_axis(axes, "mean L2 norm, before RMSNorm")
 
 
