@@ -135,6 +135,23 @@ def test_evaluate_takes_a_path_or_what_load_has_opened(trained, tmp_path):
     assert len(held_out["loss_by_decile"]) == 10
 
 
+def test_analyze_pack_and_upcycle_do_what_the_commands_do(trained, tmp_path):
+    opened = tide_lm.load(trained, run=tmp_path / "run")
+    routing = tide_lm.analyze("routing", opened, window=16)
+    written = json.loads((tmp_path / "run/results/routing.json").read_text())
+    assert written["by_layer"] == routing["by_layer"]
+    assert "token" in tide_lm.analyze("neighbours", opened, words=["token"])["words"]
+    ours = tide_lm.pack(trained, tmp_path / "ours", bits=8)
+    theirs = result_of("pack", trained, "--out", tmp_path / "theirs", "--bits", 8)
+    assert (tmp_path / "ours/memory.tide").read_bytes() == (tmp_path / "theirs/memory.tide").read_bytes()
+    assert {**ours, "store": 0} == {**theirs, "store": 0}
+    llama = tmp_path / "llama"
+    result_of("upcycle", trained, "--out", llama, "--strip", "--anyway")
+    tide = tide_lm.upcycle(llama, tmp_path / "tide", memory_blocks=2)
+    assert tide_lm.load(tmp_path / "tide").config.num_memory_blocks == 2
+    assert tide["tables"] > 0
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -162,6 +179,13 @@ def test_evaluate_takes_a_path_or_what_load_has_opened(trained, tmp_path):
         (lambda run: tide_lm.load(7), "model is 7: give a path"),
         (lambda run: tide_lm.load(run, step="last"), "has no checkpoint of step last: it has 2, 4"),
         (lambda run: tide_lm.load(run, memory="disk"), "'disk' is none of device, cpu, store"),
+        (lambda run: tide_lm.analyze("routng", run), "unknown analysis 'routng': did you mean 'routing'"),
+        (lambda run: tide_lm.analyze("norms", run, texts="a.txt"), "texts does nothing with norms"),
+        (lambda run: tide_lm.analyze("collapse", run, delta=-1), "delta is -1: give a finite number"),
+        (lambda run: tide_lm.pack(run, "packed", bits=5), "bits is 5: use one of 16, 8, 4, 3, 2"),
+        (lambda run: tide_lm.pack(run, run), "exists and is not an empty folder"),
+        (lambda run: tide_lm.upcycle(run, "tide", memory_blocks=0), "memory_blocks is 0: it must be finite"),
+        (lambda run: tide_lm.upcycle("no/such/llama", "tide"), "there is no no/such/llama"),
         (lambda run: tide_lm.evaluate(run, {"wiki": "none.txt"}), "none.txt"),
         (lambda run: tide_lm.evaluate(run, {"wiki": None}), "the text 'wiki' is None: give a path"),
         (lambda run: tide_lm.evaluate(run, window="all"), "window is 'all': give a whole number"),

@@ -19,10 +19,13 @@ _HOMES = {
     "TideDecoderLayer": "tide_lm.model",
     "TideForCausalLM": "tide_lm.model",
     "TideModel": "tide_lm.model",
+    "analyze": "tide_lm.api",
     "evaluate": "tide_lm.api",
     "load": "tide_lm.api",
+    "pack": "tide_lm.api",
     "param_groups": "tide_lm.api",
     "train": "tide_lm.api",
+    "upcycle": "tide_lm.api",
 }
 __all__ = list(_HOMES)
 

@@ -6,14 +6,16 @@ Heavy imports are inside them, so that a wrong call is an error at once.
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tide_lm.run import strict
-from tide_lm.run.directory import RunDirectory, check_exists, check_results, results_folder
+from tide_lm.run import files, strict
+from tide_lm.run.directory import RunDirectory, check_exists, check_results, exported, results_folder
 from tide_lm.run.settings import OptimSection
 from tide_lm.spec import recipes
 from tide_lm.spec.config import Residence
+from tide_lm.spec.form import Form
 from tide_lm.spec.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Log = Callable[[str], None]
+Begin = Callable[[int], Callable[[int], None]]
 
 
 def _ignore(line: str) -> None:
@@ -128,6 +131,129 @@ def evaluate(
     return found
 
 
+def analyze(
+    what: str,
+    model: "PathLike | OpenedModel",
+    *,
+    texts: Mapping[str, PathLike] | Sequence[str] | PathLike | None = None,
+    text_field: str | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    batch: int | None = None,
+    words: Sequence[str] | None = None,
+    delta: float | None = None,
+    tokens: float | None = None,
+    sequence: int | None = None,
+    counts: PathLike | None = None,
+    run: PathLike | None = None,
+    memory: str | None = None,
+    device: str | None = None,
+    log: Log = _ignore,
+) -> dict[str, Any]:
+    """Return the numbers of one of the paper's analyses, which also go into results/ of the model's run.
+
+    `what` is norms, updates, gradients, collapse, routing, layer-drop, distances, neighbours or footprint.
+    Routing and layer-drop read `texts` as `evaluate` does. Neighbours are those of `words` too. In collapse,
+    states collapsed that are nearer than `delta` of the mean norm. Updates are those of a training on so many
+    `tokens`, in batches of `batch` sequences of `sequence` tokens. The other arguments are those of `load`.
+
+    Example: tide_lm.analyze("routing", "runs/mine")["by_layer"]
+    """
+    from tide_lm.analysis import analyze as analyses
+
+    chosen = analyses.named(what)
+    of_texts = {"text_field": text_field, "window": window, "stride": stride}
+    own = {"delta": delta, "tokens": tokens, "sequence": sequence, "batch": batch}
+    given = {"text": texts, "counts": counts, "token": words, **of_texts, **own}
+    for name in _given(given):
+        if name not in analyses.READS[chosen]:
+            argument = {"text": "texts", "token": "words"}.get(name, name)
+            raise ValueError(f"{argument} does nothing with {chosen}: leave it out")
+    from tide_lm.evaluation.texts import TextSettings
+
+    read = TextSettings(_texts(texts), **_given({**of_texts, "batch": batch}))
+    listed = [words] if isinstance(words, str) else words or ()
+    settings = analyses.AnalysisSettings(read, words=listed, **_given(own))
+    opened = _to_measure(model, counts=counts, run=run, memory=memory, device=device)
+    found = analyses.analyze(chosen, opened, settings, log)
+    opened.write(chosen.value, found)
+    return found
+
+
+def pack(
+    model: "PathLike | OpenedModel",
+    out: PathLike,
+    *,
+    bits: int = 4,
+    group: int = 32,
+    rank: float = 1.0,
+    blocks: str = "even",
+    counts: PathLike | None = None,
+) -> dict[str, Any]:
+    """Write the new folder `out`: the model with its tables in a store; return the sizes of the store.
+
+    Numbers have `bits` bits, and a `group` of them shares a scale. `rank` is the share of the full rank to
+    keep, of each table or of all together (`blocks="joint"`). The most frequent rows of `counts`, or of the
+    run's data, are read first.
+
+    Example: tide_lm.pack("runs/mine", "mine-4bit", bits=4)["bytes"]
+    """
+    folder, form = _path("out", out), Form(bits, group, rank, blocks)  # type: ignore[arg-type]
+    files.check_free(folder)
+    from tide_lm.compress.pack import STORE
+    from tide_lm.compress.pack import pack as pack_tables
+
+    opened = _opened(model, counts=counts)
+    counts_V = None if opened.frequencies is None else opened.frequencies.counts_V
+    header = pack_tables(opened.model_with_memory, folder, form, counts_V, opened.tokenizer.save_pretrained)
+    whole = 2 * header.vocab_size * header.blocks * header.hidden
+    return {
+        "store": str(folder / STORE),
+        "bits": header.bits,
+        "ranks": list(header.ranks),
+        "bytes": header.file_bytes,
+        "relative_bytes": header.file_bytes / whole,
+        "row_bytes": header.row_bytes,
+        "stride": header.stride,
+        "padding": header.padding,
+    }
+
+
+def upcycle(
+    model: PathLike,
+    out: PathLike,
+    *,
+    memory_blocks: int = 8,
+    memory_values: bool = True,
+    memory_value_scale: float = 1.0,
+    memory_own_block: bool = False,
+    seed: int = 0,
+    begin: Begin = lambda total: lambda written: None,
+) -> dict[str, Any]:
+    """Write the new folder `out`: a TIDE model that computes what a Llama does; return its parameters.
+
+    `model` is a folder, a run that has ended, or a name on the Hub. For progress, `begin` is called with the
+    bytes to write, and what it returns with the bytes of each write.
+
+    Example: tide_lm.upcycle("my-llama", "my-tide", memory_blocks=8)
+    """
+    name, folder = str(_path("model", model)), _path("out", out)
+    for key, value, least in (("memory_blocks", memory_blocks, 1), ("seed", seed, 0)):
+        strict.check(key, value, Annotated[int, least])
+    files.check_free(folder)
+    check_exists(name)
+    from tide_lm.interop import upcycle as upcycling
+
+    memory = {
+        "num_memory_blocks": memory_blocks,
+        "memory_values": memory_values,
+        "memory_value_scale": memory_value_scale,
+        "memory_own_block": memory_own_block,
+    }
+    written = upcycling.upcycle(upcycling.open_source(exported(name)), folder, memory, seed, begin)
+    return {"folder": str(folder), **asdict(written)}
+
+
 def param_groups(
     model: "nn.Module",
     lr: float,
@@ -161,7 +287,7 @@ def param_groups(
         "table_weight_decay": table_weight_decay,
         "gain_lr_multiple": gain_lr_multiple,
     }
-    chosen = {name: strict.plain(value) for name, value in given.items() if value is not None}
+    chosen = {name: strict.plain(value) for name, value in _given(given).items()}
     defaults = recipes.optim_of(recipe, 1.0 if config is None else config.memory_gain_init)
     groups = grouped(model, strict.build(OptimSection, defaults | chosen, "param_groups"))
     rate = strict.check("lr", strict.plain(lr), float)
@@ -176,6 +302,10 @@ def _path(name: str, value: Any) -> Path:
 
 def _optional(name: str, value: Any) -> Path | None:
     return None if value is None else _path(name, value)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _texts(texts: Any) -> dict[str, Path]:

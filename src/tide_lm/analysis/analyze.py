@@ -1,9 +1,12 @@
 """The paper's diagnostics by name: each looks at an opened model and returns numbers."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from tide_lm.spec.names import suggestion
 
 if TYPE_CHECKING:
     from tide_lm.evaluation.texts import TextSettings
@@ -22,7 +25,26 @@ class Analysis(StrEnum):
     footprint = "footprint"
 
 
+# What each analysis reads, by the names of options.
+READS: dict[Analysis, set[str]] = {
+    Analysis.norms: {"counts"},
+    Analysis.updates: {"counts", "tokens", "batch", "sequence"},
+    Analysis.gradients: {"counts"},
+    Analysis.collapse: {"delta"},
+    Analysis.routing: {"text", "text_field", "counts", "window", "batch"},
+    Analysis.layer_drop: {"text", "text_field", "window", "stride", "batch"},
+    Analysis.distances: {"counts"},
+    Analysis.neighbours: {"counts", "token"},
+    Analysis.footprint: set(),
+}
 OF_MEMORY = {Analysis.routing, Analysis.layer_drop, Analysis.distances, Analysis.neighbours}
+
+
+def named(what: str) -> Analysis:
+    """Return the analysis of this name."""
+    if what not in list(Analysis):
+        raise ValueError(f"unknown analysis {what!r}: {suggestion(str(what), map(str, Analysis))}")
+    return Analysis(what)
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,12 @@ class AnalysisSettings:
     batch: int = 8
     sequence: int = 2048
 
+    def __post_init__(self) -> None:
+        for name, least in (("delta", 0), ("tokens", 1), ("batch", 1), ("sequence", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}: give a finite number of at least {least}")
+
 
 def analyze(
     what: Analysis | str,
@@ -50,7 +78,7 @@ def analyze(
     from tide_lm.analysis import collapse, footprint, gradients, layer_drop, norms, routing, tables, updates
     from tide_lm.evaluation.texts import TextSettings
 
-    what, settings = Analysis(what), settings or AnalysisSettings()
+    what, settings = named(what), settings or AnalysisSettings()
     texts = settings.texts or TextSettings()
     if what in OF_MEMORY:
         opened.check_memory()

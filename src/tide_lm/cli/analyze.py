@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm.analysis.analyze import Analysis, AnalysisSettings, analyze
+from tide_lm.analysis.analyze import READS, Analysis, AnalysisSettings, analyze
 from tide_lm.cli import options
 from tide_lm.cli.demo import tide_run
 from tide_lm.cli.opening import check_call, open_to_measure
@@ -17,19 +17,7 @@ from tide_lm.cli.summary import print_summary
 if TYPE_CHECKING:
     from tide_lm.model.opened import OpenedModel
 
-# The options that each analysis reads, beside those of all.
 OF_ALL = {"what", "models", "run", "memory", "device", "as_json"}
-READS = {
-    Analysis.norms: {"counts"},
-    Analysis.updates: {"counts", "tokens", "batch", "sequence"},
-    Analysis.gradients: {"counts"},
-    Analysis.collapse: {"delta"},
-    Analysis.routing: {"text", "text_field", "counts", "window", "batch"},
-    Analysis.layer_drop: {"text", "text_field", "window", "stride", "batch"},
-    Analysis.distances: {"counts"},
-    Analysis.neighbours: {"counts", "token"},
-    Analysis.footprint: set(),
-}
 NAMES = ["all", *map(str, Analysis)]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tide_lm import api
 from tide_lm.cli.demo import tide_run
 from tide_lm.cli.options import AsJson, Counts, Model, refuse_others, usage_errors
 from tide_lm.cli.output import pairs, print_json, print_next, print_table
@@ -46,9 +47,10 @@ def command(
         result = _verify(model)
     else:
         with usage_errors():
-            form = Form(bits, group, rank, blocks)  # type: ignore[arg-type]
+            Form(bits, group, rank, blocks)  # type: ignore[arg-type]
         files.check_free(out)
-        result = _pack(model, out, counts, form)
+        with working(f"Packing {model}"):
+            result = api.pack(model, out, bits=bits, group=group, rank=rank, blocks=blocks, counts=counts)
     if as_json:
         print_json(result)
     elif out is None:
@@ -79,25 +81,4 @@ def _verify(model: str) -> dict[str, Any]:
         "rows": file.header.vocab_size,
         "bytes": file.header.file_bytes,
         "tensors": len(packed.state_dict()),
-    }
-
-
-def _pack(model: str, out: Path, counts: Path | None, form: Form) -> dict[str, Any]:
-    from tide_lm.compress.pack import STORE, pack
-    from tide_lm.model.opened import open_model
-
-    opened = open_model(model, counts=counts)
-    counts_V = None if opened.frequencies is None else opened.frequencies.counts_V
-    with working(f"Packing {model}"):
-        header = pack(opened.model_with_memory, out, form, counts_V, opened.tokenizer.save_pretrained)
-    whole = 2 * header.vocab_size * header.blocks * header.hidden
-    return {
-        "store": str(out / STORE),
-        "bits": header.bits,
-        "ranks": list(header.ranks),
-        "bytes": header.file_bytes,
-        "relative_bytes": header.file_bytes / whole,
-        "row_bytes": header.row_bytes,
-        "stride": header.stride,
-        "padding": header.padding,
     }

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tide_lm import api
 from tide_lm.cli.options import AsJson, refuse_others
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import tidy_end, writing_progress
@@ -62,22 +63,25 @@ def command(
         ModelConfig.from_folder(Path(folder))  # refuses other models at once
     from tide_lm.interop import upcycle
 
-    source = upcycle.open_source(folder)
     with tidy_end(), writing_progress() as begin:
         if strip:
-            written = upcycle.strip(source, out, anyway, begin)
+            written = upcycle.strip(upcycle.open_source(folder), out, anyway, begin)
+            result = {"folder": str(out), **asdict(written)}
         else:
-            memory = {
-                "num_memory_blocks": memory_blocks,
-                "memory_values": memory_values,
-                "memory_value_scale": memory_value_scale,
-                "memory_own_block": memory_own_block,
-            }
-            written = upcycle.upcycle(source, out, memory, seed, begin)
+            result = api.upcycle(
+                model,
+                out,
+                memory_blocks=memory_blocks,
+                memory_values=memory_values,
+                memory_value_scale=memory_value_scale,
+                memory_own_block=memory_own_block,
+                seed=seed,
+                begin=begin,
+            )
     if as_json:
-        print_json({"folder": str(out), **asdict(written)})
+        print_json(result)
         return
-    typer.echo(f"{out}: {written.parameters:,} parameters, {written.tables:,} of them in tables")
+    typer.echo(f"{out}: {result['parameters']:,} parameters, {result['tables']:,} of them in tables")
     if strip:
         return
     typer.echo(f"It computes what {model} does. Prepare text for it with --tokenizer {out}.", err=True)
