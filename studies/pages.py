@@ -30,6 +30,8 @@ def blocks(results: Path) -> Blocks:
         "decoding-in-short": partial(speed_report.decoding_in_short, decode),
         "demo": partial(readme_report.demo, demo),
         "demo-setting": partial(readme_report.demo_setting, demo),
+        "demo-texts": partial(readme_report.demo_texts, demo),
+        "demo-words": partial(readme_report.demo_words, demo),
         "estimate": partial(readme_report.estimated, "tide-8e-1b"),
         "generation": partial(speed_report.generation, decode),
         "generation-from-store": partial(speed_report.generation_from_store, decode),

@@ -1,6 +1,7 @@
 """The README's own tables: the results of the study and the demo in short, and the cost of a model."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -124,6 +125,30 @@ def demo_setting(result: Mapping[str, Any]) -> str:
         f"{result['base']['tokens']:,} training tokens; {result['seconds'] / 60:.1f} minutes with Python "
         f"{python} on {machine['cores']} cores ({machine['cpu']})"
     )
+
+
+def demo_texts(result: Mapping[str, Any]) -> str:
+    """Return what the demo's models write after its prompts."""
+    written, ways = result["written"], ("base", "tide", "without_memory")
+    models = (f"`{result[kind]['preset']}`" for kind in ("base", "tide"))
+    rows = [[" ".join(text[key].split()) for key in ("prompt", *ways)] for text in written["texts"]]
+    drawn = f"prompt, at temperature {written['temperature']}"
+    return table([drawn, *models, "the same, memory off"], [map(_literal, row) for row in rows])
+
+
+def demo_words(result: Mapping[str, Any]) -> str:
+    """Return the words that gain most in the demo, each where it gains most."""
+    words = result["words"]
+    rows = [
+        [word["word"], f"{word['times']}", f"{word['gain']:+.2f}", _literal(word["sentence"])]
+        for word in words["largest"]
+    ]
+    return table(["word", "times", "mean gain, nats", "where it gains most"], rows)
+
+
+def _literal(text: str) -> str:
+    """Return text that Markdown shows as it is, but for the asterisks around a word."""
+    return re.sub(r"([\\`_<>|\[\]])", r"\\\1", text)
 
 
 def waiting_times(result: Mapping[str, Any], demo: Mapping[str, Any]) -> str:

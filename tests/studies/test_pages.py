@@ -72,7 +72,7 @@ def copied(tmp_path_factory):
 
 
 CHANGES = {
-    "demo": ("cpu/demo.json", halved, "demo demo-setting waiting-times"),
+    "demo": ("cpu/demo.json", halved, "demo demo-setting demo-texts demo-words waiting-times"),
     "waiting": ("cpu/waiting_times.json", halved, "waiting-times"),
     "decode": (
         "h200/decode.json",

@@ -1,18 +1,20 @@
-"""`tide-lm demo`: train a base and a TIDE model of one transformer on real text, and compare them.
+"""`tide-lm demo`: train a base and a TIDE model of one transformer on stories, and compare them.
 
-The text is the documentation that every installation carries: no network is needed.
+The stories come with the package: no network is needed.
 """
 
 import json
+import math
 import shutil
+import textwrap
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tide_lm.cli.options import AsJson
-from tide_lm.cli.output import number, print_json, print_next, print_table
+from tide_lm.cli.output import print_json, print_next, print_table
 from tide_lm.cli.progress import training_progress, working
 from tide_lm.report import overview
 from tide_lm.report.results import open_runs
@@ -20,19 +22,28 @@ from tide_lm.run import files
 from tide_lm.run.directory import RunDirectory, results_folder, write_result
 from tide_lm.run.settings import RunConfig
 
+if TYPE_CHECKING:
+    from tide_lm.model.opened import OpenedModel
+
+WIDTH = 80
 PRESETS = {"base": "base-tiny", "tide": "tide-4e-tiny"}
 _RANKS = (f"16 bits, rank {rank}{way}" for way in ("", ", joint") for rank in (0.7, 0.3))
+PROMPTS = ("Once upon a time there was", "The wolf said to the", "In the middle of the forest")
+TEMPERATURE, TOP_K = 0.7, 40  # and the prompt's place as the seed
+NEW_TOKENS = 40
+HELD_OUT = 0.05
+LEAST, MOST = 5, 10  # words that occur so often at least, and so many of them
 COMPRESSED = ["8 bits", "4 bits", "2 bits", *_RANKS]
 
 
 def command(
-    steps: Annotated[int, typer.Option(min=10, help="Training steps per model.")] = 300,
+    steps: Annotated[int, typer.Option(min=10, help="Training steps per model.")] = 500,
     run: Annotated[Path, typer.Option(help="The folder for data, runs and numbers.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Train a base and a TIDE model on the same real text and compare them; a few minutes on two cores.
+    """Train a base and a TIDE model on the same stories and compare them; a few minutes on two cores.
 
-    Example: tide-lm demo --steps 300 --run runs/demo
+    Example: tide-lm demo --steps 500 --run runs/demo
     """
     from tide_lm.report.page import write_report
 
@@ -41,11 +52,11 @@ def command(
         raise ValueError(f"{run} holds a run of tide-lm train: choose another --run")
     results_folder(run)
     with files.locked(run / "lock", f"{run} is in use by another demo: wait for it, or choose another --run"):
-        data = _prepare(run / "data")
-        result: dict[str, Any] = {"steps": steps}
+        _clear(run)
+        result: dict[str, Any] = {"steps": steps, "text_bytes": _prepare(run / "data")}
         for kind, preset in PRESETS.items():
-            result[kind] = _train(preset, data, run / kind, steps)
-        result["null_bank_by_decile"] = _look_into(run)
+            result[kind] = _train(preset, run / "data", run / kind, steps)
+        result |= _look_into(run)
     result["seconds"] = round(time.monotonic() - started, 1)
     path = write_result(run, "demo", result, seed=0)
     print_json(result) if as_json else _print(run, result)
@@ -70,15 +81,35 @@ def tide_run(model: str) -> str:
     return model
 
 
-def _prepare(folder: Path) -> Path:
-    """Prepare the builtin text in a vocabulary of 4,096, once."""
-    from tide_lm.data.prepare import Settings, prepare
-    from tide_lm.data.shards import MANIFEST
+def _clear(run: Path) -> None:
+    """Remove an earlier demo, of which nothing is kept: it may have had other data or settings."""
+    from tide_lm.data.shards import MANIFEST, Manifest
 
-    if not (folder / MANIFEST).exists():
-        typer.echo("Collecting the documentation of this installation ...", err=True)
-        prepare(Settings("builtin", train_tokenizer=4096, validation=0.02), folder)
-    return folder
+    data = run / "data"
+    is_ours = {data: not data.exists()}
+    if (data / MANIFEST).exists():
+        # An earlier version's demo had the builtin text.
+        is_ours[data] = Manifest.read(data).source["source"] in ("stories", "builtin")
+    for kind in PRESETS:
+        before = RunDirectory(run / kind).read_config() or {}
+        path = before.get("data", {}).get("path")
+        is_ours[run / kind] = path is not None and Path(path).resolve() == data.resolve()
+    for folder, ours in is_ours.items():
+        if folder.exists() and not ours:
+            raise ValueError(f"{folder} is no part of a demo: move it, or choose another --run")
+    (run / "results" / "demo.json").unlink(missing_ok=True)
+    if old := [folder for folder in is_ours if folder.exists()]:
+        typer.echo(f"{run} holds an earlier demo, which this one replaces.", err=True)
+        for folder in old:
+            shutil.rmtree(folder)
+
+
+def _prepare(folder: Path) -> int:
+    """Prepare the stories in a vocabulary of 4,096, and return their bytes."""
+    from tide_lm.data.prepare import Settings, prepare
+
+    typer.echo("Preparing the stories ...", err=True)
+    return prepare(Settings("stories", train_tokenizer=4096, validation=HELD_OUT), folder).source["bytes"]
 
 
 def settings(preset: str, data: Path, steps: int) -> RunConfig:
@@ -103,55 +134,144 @@ def _train(preset: str, data: Path, run: Path, steps: int) -> dict[str, Any]:
     from tide_lm.training.trainer import Trainer
 
     config = settings(preset, data, steps)
-    before = RunDirectory(run).read_config()
-    if run.exists() and (before or {}).get("data", {}).get("path") != config.data.path:
-        raise ValueError(f"{run} is no run of the demo: move it, or choose another --run")
-    shutil.rmtree(run, ignore_errors=True)
     typer.echo(f"Training {preset} ...", err=True)
     started = time.monotonic()
     with training_progress(steps) as (log, advance):
-        trainer = Trainer(config, run, log, advance)
+
+        def log_most(line: str) -> None:
+            if not line.startswith("sample: "):  # which is greedy, and what is shown at the end is not
+                log(line)
+
+        trainer = Trainer(config, run, log_most, advance)
         validation = trainer.train()
     if not validation:
         raise typer.Abort  # stopped by a signal
     return {
         "preset": preset,
         "parameters": trainer.model.num_parameters(),
+        "bytes": (trainer.run.export / "model.safetensors").stat().st_size,
         "tokens": steps * trainer.config.train.batch * trainer.config.data.sequence,
         "val_loss": validation["loss"],
         "loss_by_decile": validation["loss_by_decile"],
         "unbinned_loss": validation["unbinned"]["loss"],
-        "sample": " ".join(trainer.sample().split()),
         "seconds": round(time.monotonic() - started, 1),
     }
 
 
-def _look_into(run: Path) -> list[float | None]:
-    """Analyse both models for the report; return the null bank's weight in TIDE's last layer."""
+def _look_into(run: Path) -> dict[str, Any]:
+    """Analyse both models for the report; return what else the demo shows."""
     from tide_lm.analysis.analyze import OF_MEMORY, Analysis, AnalysisSettings, analyze
     from tide_lm.compress.forms import forms_named
     from tide_lm.compress.measure import measure
     from tide_lm.evaluation.texts import TextSettings
+    from tide_lm.evaluation.words import word_gains
     from tide_lm.model.opened import open_model
 
     texts = TextSettings(window=128, stride=128, batch=32)
+    base, tide = (open_model(str(run / kind)) for kind in PRESETS)
     found = {}
-    for kind in PRESETS:
-        opened = open_model(str(run / kind))
+    for kind, opened in zip(PRESETS, (base, tide), strict=True):
         for what in Analysis:
             if what not in OF_MEMORY or opened.has_memory:
                 with working(f"Looking at {what} of {kind}") as log:
                     found[what] = analyze(what, opened, AnalysisSettings(texts), log)
                 opened.write(what.value, found[what])
     with working("Compressing the tables") as log:
-        opened.write("compression", measure(opened, texts, forms_named(COMPRESSED), log))
-    return [row and row[-1] for row in found[Analysis.routing]["by_layer"][-1][:-1]]
+        tide.write("compression", measure(tide, texts, forms_named(COMPRESSED), log))
+    held_out, windows = texts.resolve(tide)
+    [(name, text)] = held_out.items()
+    return {
+        "loss_without_memory": math.log(found[Analysis.layer_drop]["texts"][name]["without_any"]),
+        "written": _written(base, tide),
+        "words": word_gains(tide, base, text, windows, LEAST, MOST),
+    }
+
+
+def _written(base: "OpenedModel", tide: "OpenedModel") -> dict[str, Any]:
+    """Return what the models write after each prompt, TIDE with its memory and without."""
+    from tide_lm.serve import Sampling
+    from tide_lm.serve.text import Text, generate_plainly, prompt_ids, stop_ids
+
+    layers = list(range(tide.shape.num_hidden_layers))
+    ways: dict[str, tuple[OpenedModel, dict[str, Any]]] = {
+        "base": (base, {}),
+        "tide": (tide, {}),
+        "without_memory": (tide, {"drop_memory_layers": layers}),
+    }
+    texts = []
+    for seed, prompt in enumerate(PROMPTS):
+        written: dict[str, Any] = {"prompt": prompt, "seed": seed}
+        for name, (opened, options) in ways.items():
+            ids, stop = prompt_ids(opened.tokenizer, prompt), stop_ids(opened.tokenizer, opened.model)
+            text, drawn = Text(opened.tokenizer, ids[-1], stop), Sampling(TEMPERATURE, TOP_K, seed=seed)
+            generate_plainly(opened.model, ids, NEW_TOKENS, drawn, stop, text.ids.append, **options)
+            written[name] = str(text)
+        texts.append(written)
+    return {"temperature": TEMPERATURE, "top_k": TOP_K, "new_tokens": NEW_TOKENS, "texts": texts}
 
 
 def _print(run: Path, result: dict[str, Any]) -> None:
+    base, tide, words = result["base"], result["tide"], result["words"]
+    names = [base["preset"], tide["preset"], "the same, memory off"]
+    sizes = " and ".join(
+        f"{model['preset']} ({model['parameters']:,} parameters, {model['bytes'] / 1e6:.1f} MB on disk, "
+        f"{model['seconds']:.0f} s)"
+        for model in (base, tide)
+    )
+    _say(
+        f"Two models of one transformer were trained on {result['text_bytes'] / 1e6:.1f} MB of stories, "
+        f"with the same {base['tokens']:,} tokens: {sizes}. The second is the first with "
+        "memory tables."
+    )
+    rows: list[list[str]] = []
+    for text in result["written"]["texts"]:
+        ways = (text["prompt"] + text[way] for way in ("base", "tide", "without_memory"))
+        rows += [[" ".join(each.split()) for each in ways], [""] * 3]
+    drawn = f"temperature {TEMPERATURE}, top-k {TOP_K}, seeds from 0"
+    print_table(
+        f"What they write after {len(PROMPTS)} prompts ({drawn})",
+        names,
+        rows[:-1],
+        numbers=False,
+        width=WIDTH,
+    )
+    _say(
+        "Memory off is the same TIDE model, with nothing from its tables added in any layer. Its loss on "
+        f"held-out stories is then {result['loss_without_memory']:.3f} nats per token instead of "
+        f"{tide['val_loss']:.3f} (1 nat less: 2.7 times the probability)."
+    )
+    print_table(
+        f"Held-out words with the largest mean gain of TIDE over the base, of the {words['words']:,} words "
+        f"that occur {LEAST} times or more (TIDE predicts {words['better']:,} of these better)",
+        ["word", "times", "nats", "the place where it gains most"],
+        [
+            (word["word"], word["times"], f"{word['gain']:+.2f}", _around(word["sentence"], 48))
+            for word in words["largest"]
+        ],
+        numbers=False,
+        width=WIDTH,
+    )
     for table in overview.losses(open_runs([run / kind for kind in PRESETS])):
-        print_table(table.caption, table.columns, table.rows)
-    unused = ", ".join(map(number, result["null_bank_by_decile"]))
-    typer.echo(f"Weight of the null bank in TIDE's last layer, rarest to commonest decile: {unused}")
-    for kind in PRESETS:
-        typer.echo(f"{result[kind]['preset']} writes: {result[kind]['sample']}")
+        print_table(table.caption, table.columns, table.rows, width=WIDTH)
+    ratio = math.exp(base["val_loss"] - tide["val_loss"])
+    _say(
+        "In short: in stories that neither model has read, TIDE gives the token that really follows "
+        f"{ratio:.2f} times the probability that its base gives it (a geometric mean). It has more "
+        "parameters, but the tables that hold them are only looked up. This is one seed of two tiny models: "
+        "a first look."
+    )
+
+
+def _say(text: str) -> None:
+    typer.echo(textwrap.fill(text, WIDTH) + "\n")
+
+
+def _around(sentence: str, width: int) -> str:
+    """Return a sentence, or what of it fits around the word between asterisks."""
+    if len(sentence) <= width:
+        return sentence
+    within = width - 8  # both ends may be marked as cut
+    start = max(0, min(sentence.index("*") - within // 2, len(sentence) - within))
+    shown = sentence[start : start + within]
+    shown = shown if start + within == len(sentence) else shown.rpartition(" ")[0] + " ..."
+    return "... " + shown.partition(" ")[2] if start else shown

@@ -13,9 +13,16 @@ def print_json(result: Any) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: bool = True
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    numbers: bool = True,
+    width: int | None = None,
 ) -> None:
-    """Print a table; with `numbers`, the columns after the first are aligned right."""
+    """Print a table; with `numbers`, the columns after the first are aligned right.
+
+    Without a `width` it is as wide as the terminal.
+    """
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -30,7 +37,7 @@ def print_table(
         table.add_row(*(escape(str(cell)) for cell in row))
     console = Console()
     # In a narrow one, numbers would be cut; and a file has no width.
-    console.width = max(console.width, 80) if console.is_terminal else 120
+    console.width = width or (max(console.width, 80) if console.is_terminal else 120)
     console.print(table)
 
 

@@ -73,8 +73,12 @@ def generate_plainly(
     sampling: Sampling,
     stop: frozenset[int],
     on_token: Callable[[int], None],
+    **options: Any,
 ) -> None:
-    """Generate with transformers, for models that the engine does not take; `on_token` gets each token."""
+    """Generate with transformers, for what the engine does not take; `on_token` gets each token.
+
+    `options` go to the model's forward.
+    """
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and len(prompt) + max_new_tokens > longest:
         raise ValueError(
@@ -96,4 +100,5 @@ def generate_plainly(
         pad_token_id=next(iter(sorted(stop)), 0),
         streamer=_Streamer(on_token),
         **drawn,
+        **options,
     )
