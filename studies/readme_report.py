@@ -129,11 +129,13 @@ def demo_setting(result: Mapping[str, Any]) -> str:
 
 def demo_texts(result: Mapping[str, Any]) -> str:
     """Return what the demo's models write after its prompts."""
-    written, ways = result["written"], ("base", "tide", "without_memory")
-    models = (f"`{result[kind]['preset']}`" for kind in ("base", "tide"))
-    rows = [[" ".join(text[key].split()) for key in ("prompt", *ways)] for text in written["texts"]]
-    drawn = f"prompt, at temperature {written['temperature']}"
-    return table([drawn, *models, "the same, memory off"], [map(_literal, row) for row in rows])
+    written = result["written"]
+    rows = [
+        [f"**{text['prompt']}**{_literal(text[way])}" for way in ("base", "tide", "without_memory")]
+        for text in written["texts"]
+    ]
+    base, tide = (f"`{result[kind]['preset']}`" for kind in ("base", "tide"))
+    return table([f"{base}, at temperature {written['temperature']}", tide, "the same, memory off"], rows)
 
 
 def demo_words(result: Mapping[str, Any]) -> str:
@@ -147,8 +149,8 @@ def demo_words(result: Mapping[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return text that Markdown shows as it is, but for the asterisks around a word."""
-    return re.sub(r"([\\`_<>|\[\]])", r"\\\1", text)
+    """Return text in a line that Markdown shows as it is, but for the asterisks around a word."""
+    return re.sub(r"([\\`_<>|\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
 
 
 def waiting_times(result: Mapping[str, Any], demo: Mapping[str, Any]) -> str:
