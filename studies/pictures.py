@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDTH = 1000
-COLOURS = 128  # of a picture, so that it is small
+COLOURS = 256  # of a picture, so that it is small
 TEXT = "The function returns a list of strings, and the mutex is released before the iterator ends."
 
 
@@ -38,7 +38,7 @@ def take(demo: Path, folder: Path, log: Callable[[str], None]) -> None:
             draw(page)
             log(str(_keep(page, folder / f"{name}.png")))
         page.goto((demo / "report" / "index.html").absolute().as_uri())
-        page.set_viewport_size({"width": WIDTH, "height": 1150})
+        page.set_viewport_size({"width": WIDTH, "height": 1500})
         log(str(_keep(page, folder / "report.png", whole=False)))
         browser.close()
 
