@@ -42,6 +42,8 @@ REFUSED = {  # in a folder that has a run, an empty folder and a model without a
     "compress runs/mine --form 4bits": "did you mean '4 bits'?",
     "pack runs/mni --out packed": "did you mean 'runs/mine'?",
     "pack runs/mine --out packed --bits 5": "bits is 5",
+    "pack runs/mine --out blank/config.json/packed": "there is a file where a folder is needed",
+    "upcycle runs/mine --out blank/config.json/more": "there is a file where a folder is needed",
     "figure nrms runs/mine": "did you mean 'norms'?",
     "figure norms runs/mni": "there is no run runs/mni",
     "report runs/mni": "there is no run runs/mni",

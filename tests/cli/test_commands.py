@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import shutil
 from collections import defaultdict
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from command import process, result_of, tide_lm
 
 from tide_lm.cli import demo
@@ -462,3 +464,27 @@ def test_help_lists_every_command_with_what_its_own_help_begins_with():
     listed = tide_lm("--help").stdout
     for name, command in typer.main.get_command(commands()).commands.items():
         assert re.search(rf"\b{name} +{re.escape(command.help.split('.')[0])}", listed), name
+
+
+def _all_commands() -> dict[str, typer.core.TyperCommand]:
+    from tide_lm.cli import commands
+
+    found = typer.main.get_command(commands()).commands
+    return found | {f"bench {name}": command for name, command in found["bench"].commands.items()}
+
+
+def test_each_commands_help_has_an_example_that_it_accepts_and_no_types_of_python():
+    for name, command in _all_commands().items():
+        shown = tide_lm(*name.split(), "--help", env={"COLUMNS": "80"}).stdout
+        assert not re.search(r"<\w+[>|\[]", shown), name
+        (example,) = re.findall(r"Example: tide-lm (.+?)\n *\n", shown, re.DOTALL)
+        words = shlex.split(example)
+        assert words[: len(name.split())] == name.split()
+        if name != "bench":
+            command.make_context(name, words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("name", ["", *sorted(_all_commands())])
+def test_an_unknown_option_is_a_wrong_call_everywhere(name):
+    done = tide_lm(*name.split(), "--no-such-option")
+    assert (done.returncode, "No such option: --no-such-option" in done.said) == (2, True)

@@ -99,7 +99,9 @@ def test_what_each_analysis_is_asked(trained, reached):
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch):
+def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("counts.json").touch()
     monkeypatch.setattr("tide_lm.evaluation.tasks.check", lambda source, names: names)
     values = {"counts": "counts.json", "run": "elsewhere", "memory": "store:3", "device": "cpu"}
     given = [word for name in sorted(options) for word in (f"--{name}", values[name])]

@@ -14,7 +14,10 @@ from tide_lm.run.files import check_writable
 from tide_lm.run.provenance import provenance
 from tide_lm.spec.config import Place
 
-app = typer.Typer(help="Time what this machine does, on made-up data.", no_args_is_help=True)
+app = typer.Typer(
+    help="Time what this machine does, on made-up data.\n\nExample: tide-lm bench store tide-8e-small",
+    no_args_is_help=True,
+)
 PRESETS = ["base-1b", "tide-8e-1b", "tide-24e-1b"]
 Columns = dict[str, tuple[str, str]]  # by key of a record: the title, and how the number is shown
 TRAINED: Columns = {

@@ -21,6 +21,7 @@ def command(as_json: AsJson = False) -> None:
     print_json(report) if as_json else _print(report)
     if report["problems"]:
         raise typer.Exit(1)
+    typer.echo("Nothing is missing.", err=True)
     print_next("tide-lm demo")
 
 

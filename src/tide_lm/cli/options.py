@@ -130,11 +130,12 @@ def named_texts(texts: list[str] | None, field: str = "text") -> dict[str, Path]
         if name in found:
             raise typer.BadParameter(f"two texts are called {name!r}: name them, as in --text {name}2={path}")
         found[name] = Path(path)
-        if not (Path(path) / "manifest.json").exists() and not path.startswith("hf:"):
+    for place in map(str, found.values()):
+        if not Path(place, "manifest.json").exists() and not place.startswith("hf:"):
             from tide_lm.data import sources
 
             with usage_errors():
-                sources.parts(path, field)
+                sources.parts(place, field)
     return found
 
 

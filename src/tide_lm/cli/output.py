@@ -19,7 +19,7 @@ def print_table(
     numbers: bool = True,
     width: int | None = None,
 ) -> None:
-    """Print a table; with `numbers`, the columns after the first are aligned right.
+    """Print a title and a table; with `numbers`, the columns after the first are aligned right.
 
     Without a `width` it is as wide as the terminal.
     """
@@ -28,9 +28,7 @@ def print_table(
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for position, column in enumerate(columns):
         table.add_column(escape(column), justify="right" if position and numbers else "left", overflow="fold")
     for row in rows:
@@ -38,6 +36,7 @@ def print_table(
     console = Console()
     # In a narrow one, numbers would be cut; and a file has no width.
     console.width = width or (max(console.width, 80) if console.is_terminal else 120)
+    console.print(escape(title), style="bold", highlight=False, emoji=False, soft_wrap=True)
     console.print(table)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tide_lm.report.schema import METRICS, SCHEMAS, check, check_result
-from tide_lm.run.directory import RunDirectory
+from tide_lm.run.directory import RunDirectory, are_one
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import estimate
 
@@ -144,6 +144,9 @@ def open_run(path: Path, name: str, place: int = 0) -> Run:
         try:
             found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
             check_result(file.stem, found)
+            subject = found.get("subject", {}).get("model")
+            if run.config is not None and subject and not are_one(subject, str(path)):
+                raise ValueError(f"it is of another run, {subject}")
             run.results[file.stem] = found
         except (OSError, ValueError) as error:
             broken[file] = error

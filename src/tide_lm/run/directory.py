@@ -83,21 +83,19 @@ def check_results(place: Path, model: str) -> None:
             other = json.loads(file.read_text(encoding="utf-8"))["subject"]["model"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if not _are_one(Path(other), Path(model)):
+        if not are_one(other, model):
             raise ValueError(
                 f"{place} holds results of {other}, such as {file.name}: give another place for {model} with "
                 "--run, or remove them"
             )
 
 
-def _are_one(other: Path, model: Path) -> bool:
-    """Tell whether two paths are of one model; a run may have been moved or copied since."""
-    ours, theirs = owning_run(str(model))[0], owning_run(str(other))[0]
+def are_one(other: str, model: str) -> bool:
+    """Tell whether two paths are of one model; a run may have been moved, copied or packed since."""
+    ours, theirs = owning_run(model)[0], owning_run(other)[0]
     if ours is None:
-        return other.resolve() == model.resolve()
-    if theirs is None:
-        return not other.exists()
-    return _values(ours / "config.json") == _values(theirs / "config.json")
+        return Path(other).resolve() == Path(model).resolve()
+    return theirs is None or _values(ours / "config.json") == _values(theirs / "config.json")
 
 
 def _is_run(folder: Path) -> bool:

@@ -177,5 +177,7 @@ def claimed(out: Path, work: str) -> Iterator[None]:
 
 
 def check_free(out: Path) -> None:
+    """Check that a folder can be made where there is none, or an empty one."""
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder: remove it, or choose another --out")
+    check_writable(out)
