@@ -241,7 +241,7 @@ def test_compress_measures_forms_and_shows_them(trained, text, tmp_path):
     assert kept["forms"] == found["forms"]
     shown = tide_lm("compress", *options, "--form", "4 bits, rank 3")
     assert shown.returncode == 2
-    assert "'4 bits, rank 3' is no form of tables: choose from '16 bits', '8 bits'" in shown.said
+    assert "'4 bits, rank 3' is no form of tables: did you mean '16 bits, rank 0.3'?" in shown.said
     shown = tide_lm("compress", *options, "--form", "4 bits").stdout
     (trained_as,) = (text["perplexity"] for text in found["as_trained"].values())
     assert f"{trained_as:,.3f}" in shown

@@ -99,11 +99,12 @@ TASKS = {  # in the order of the paper's columns
 
 def check(source: str | Path, tasks: Sequence[str] = tuple(TASKS)) -> list[str]:
     """Check that tasks are known and have records; return them in the order of the paper's columns."""
+    choice = f"choose from {', '.join(TASKS)}"
     for name in tasks:
         if name not in TASKS:
-            raise ValueError(f"unknown task {name!r}: {suggestion(name, TASKS)}")
+            raise ValueError(f"unknown task {name!r}: {suggestion(name, TASKS, choice)}")
     if not tasks:
-        raise ValueError(f"no task is named: choose from {', '.join(TASKS)}")
+        raise ValueError(f"no task is named: {choice}")
     chosen = [name for name in TASKS if name in tasks]
     for name in chosen:
         _records(source, name)
