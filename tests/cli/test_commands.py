@@ -205,7 +205,7 @@ def test_doctor_reads_the_requirements_of_a_source_tree_that_is_not_installed(mo
     ("arguments", "message"),
     [
         (["presets", "tide-8e-1B"], "did you mean 'tide-8e-1b'"),
-        (["estimate", "no/thing"], "unknown preset 'no/thing'"),
+        (["estimate", "no/thing"], "'no/thing' is no preset"),
         (["estimate", "no/thing"], "nor is there a folder"),
         (["estimate", ""], "unknown preset ''"),
         (["estimate", "--memory-blocks", "-1"], "greater than or equal to 0"),

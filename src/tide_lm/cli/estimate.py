@@ -67,6 +67,10 @@ def _training(preset: str) -> str:
 
 
 def _shape(model: str) -> ModelConfig:
+    if "/" in model and not Path(model).exists():
+        raise ValueError(
+            f"{model!r} is no preset, nor is there a folder or file of that name: see tide-lm presets"
+        )
     if not model or not Path(model).exists():
         return presets.get(model).model
     if owning_run(model)[0] == Path(model):
