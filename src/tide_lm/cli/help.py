@@ -15,8 +15,9 @@ class _InWords:
         for param in params:
             if hasattr(param, "display_type_rich"):  # typer 0.29 and newer
                 shown = param.display_type_rich(context) or ""
-                kind = re.sub(r"[<>\]]|list\[| range", "", shown)
-                word = "" if isinstance(param, TyperArgument) else _WORDS.get(kind, shown)
+                if shown.startswith("<"):  # a type of Python, and no word of ours
+                    shown = re.sub(r"[<>\]]|list\[| range", "", shown)
+                word = "" if isinstance(param, TyperArgument) else _WORDS.get(shown, shown)
                 param.display_type_rich = partial(_same, word)
         return params
 
