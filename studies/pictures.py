@@ -70,7 +70,7 @@ def _text(page: "Page") -> None:
     page.get_by_label("Text", exact=True).fill(TEXT)
     page.get_by_role("radio", name="gain over the other model").check()
     page.get_by_role("button", name="Read").click()
-    page.locator(".tokens button", has_text="list").click()
+    page.locator(".tokens [role=button]", has_text="list").click()
     page.get_by_text("What is predicted to follow").wait_for()
     page.wait_for_timeout(1000)
 

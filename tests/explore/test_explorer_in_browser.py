@@ -1,6 +1,7 @@
 """The explorer in a real browser: its numbers are the library's, and it bears abuse."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from tide_lm.explore import pairs
 from tide_lm.explore.reader import LIMIT, Reader
 from tide_lm.explore.vocabulary import Vocabulary
 from tide_lm.model.opened import open_model
+from tide_lm.serve import Sampling
+from tide_lm.serve.generate import generate
 
 pytestmark = [
     pytest.mark.browser,
@@ -27,6 +30,12 @@ pytestmark = [
         importlib.util.find_spec("gradio") is None, reason="gradio is missing: pip install -e '.[explore]'"
     ),
 ]
+# Parts of the page that would have to be scrolled sideways, and the page itself.
+WIDER_THAN_THEIR_BOX = """[...document.querySelectorAll("html, .tide, .tide *")]
+    .filter((one) => one.checkVisibility() && !one.matches("code"))
+    .filter((one) => getComputedStyle(one).display !== "inline")
+    .filter((one) => one.scrollWidth > one.clientWidth + 1)
+    .map((one) => one.outerHTML.slice(0, 200))"""
 TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"
 
 
@@ -93,7 +102,7 @@ def visit(browser, request, tmp_path):
     """Opens the page; fails if it complained, or asked for anything of another host."""
     said, asked, contexts = [], [], []
 
-    def open_page(width=1200, scheme="light", address=None):
+    def open_page(width=1200, scheme="light", address=None, link="#tab=text"):
         address = address or request.getfixturevalue("address")
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
@@ -103,8 +112,10 @@ def visit(browser, request, tmp_path):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: said.append(dialog.message))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(address)
-        page.get_by_text("tokens read").wait_for()  # of a text that is there for a start
+        page.goto(f"{address}/{link}")
+        page.get_by_role("tab", selected=True).wait_for()
+        if "tab=text" in link:
+            page.get_by_text("tokens read").wait_for()  # of a text that is there for a start
         folder = os.environ.get("TIDE_LM_SCREENSHOTS", str(tmp_path))
         page.kept = lambda name: page.screenshot(
             path=f"{folder}/explore-{name}-{width}-{scheme}.png", full_page=True
@@ -141,7 +152,7 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     assert page.locator(".tide").first.bounding_box()["width"] > 900  # tables have the window's width
     read(page, TEXT, found.of_text)
     page.kept("text")
-    buttons = page.locator(".tokens button")
+    buttons = page.locator(".tokens [role=button]")
     assert "".join(buttons.all_inner_texts()) == f"<bos>{TEXT}"
     assert f"loss {found.losses[3]:.3f}, other model {found.base_losses[3]:.3f}" in buttons.nth(
         3
@@ -151,17 +162,17 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     for layer in 0, 1:
         detail = reader.detail(TEXT, 5, layer)
         if layer:
-            page.get_by_label("Without memory in layer").click()
-            page.get_by_role("option", name="1").click()
+            page.get_by_role("button", name="1", exact=True).click()
         else:
             buttons.nth(5).click()
         page.get_by_role("table", name=f"without it in layer {layer}").wait_for()
         for name, expected in detail.predictions.items():
             shown = [row[0] for row in numbers(page, f"^{name}$")]
             assert shown == [f"{share:.4f}" for _, share in expected]
-    first = numbers(page, "^By layer")[0][1:]
-    values = [*detail.weights[0], detail.added[0], detail.state[0], detail.added[0] / detail.state[0]]
-    assert first == [f"{value:.3f}" for value in values]
+    weights, *norms = numbers(page, "^By layer")[0]
+    assert weights.split()[1::2] == [f"{value:.3f}" for value in detail.weights[0]]
+    values = detail.added[0], detail.state[0], detail.added[0] / detail.state[0]
+    assert norms == [f"{value:.3f}" for value in values]
     page.kept("token")
     page.get_by_role("radio", name="frequency decile").check()
     page.get_by_text("The darker, the rarer").wait_for()
@@ -173,20 +184,20 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
 def test_a_shade_is_of_the_text_that_was_read(visit):
     page = visit()
     read(page, TEXT)
-    page.get_by_text("The darker, the higher the loss").wait_for()
+    page.get_by_text("Blue: less loss").wait_for()  # where there is another model
     page.get_by_label("Text", exact=True).fill("another, which has not been read")
     shades = set()
     for name, legend in {
+        "loss": "The darker, the higher the loss",
         "frequency decile": "The darker, the rarer",
         "weight on memory": "The darker, the more of the routers",
         "gain over the other model": "Blue: less loss",
-        "loss": "The darker, the higher the loss",
     }.items():
         page.get_by_role("radio", name=name).check()
         page.get_by_text(legend).wait_for()
         shades.add(page.locator(".tokens").inner_html())
     assert len(shades) == 4
-    assert "".join(page.locator(".tokens button").all_inner_texts()) == f"<bos>{TEXT}"
+    assert "".join(page.locator(".tokens [role=button]").all_inner_texts()) == f"<bos>{TEXT}"
 
 
 def test_tokens_are_searched_and_looked_up(visit, run):
@@ -200,7 +211,7 @@ def test_tokens_are_searched_and_looked_up(visit, run):
     page.get_by_text("overlap with E").wait_for()
     *_, nearest = vocabulary.neighbours(ids[0])
     overlaps = [f"{value:.3f}" for value in nearest.jaccard]
-    assert numbers(page, "^Nearest tokens")[-1] == ["", *overlaps]
+    assert [overlap for _, overlap in numbers(page, "^Nearest tokens")] == ["", *overlaps]
     norms = vocabulary.entry(ids[0]).norms.values()
     assert numbers(page, "^Norm of its row") == [[f"{norm:.4f}"] for norm in norms]
     page.kept("tokens")
@@ -239,39 +250,97 @@ def test_results_are_shown_and_what_is_missing_is_named(visit):
     page.kept("model")
 
 
+def test_texts_are_written_side_by_side_and_looked_into(visit, run, base_run):
+    page = visit(link="")
+    page.get_by_role("button", name="Write", exact=True).wait_for()  # which is the tab that comes first
+    page.get_by_role("button", name="The function returns").click()  # an example is written at once
+    page.get_by_text("Click a token to look into it").wait_for()
+    page.kept("write")
+    shown = page.locator(".written section")
+    names = ["mine, with memory", "mine, without memory", "base"]
+    assert shown.locator("h3").all_inner_texts() == names
+    alone = [open_model(str(one)) for one in (run, base_run)]
+    prompt, sampling = "The function returns a list of", Sampling(0.8, top_k=40, seed=1)
+    for number, opened in (0, alone[0]), (2, alone[1]):
+        (text,) = generate(opened.model, opened.tokenizer, [prompt], 60, sampling)
+        said = "".join(shown.nth(number).get_by_role("button").all_inner_texts())
+        assert said.replace("↵", "") == f"{prompt}{text}"
+    texts = ["".join(section.get_by_role("button").all_inner_texts()) for section in shown.all()]
+    assert len(set(texts)) == 3
+    token = shown.nth(1).get_by_role("button").nth(12)
+    place = token.get_attribute("data-place")
+    token.click()
+    page.get_by_text("What is predicted to follow").wait_for()
+    assert page.get_by_role("tab", name="Text").get_attribute("aria-selected") == "true"
+    chosen = page.locator(".tokens:not(.written *) [aria-pressed='true']")
+    assert chosen.get_attribute("data-place") == place
+    assert texts[1].replace("↵", "") in page.get_by_label("Text", exact=True).input_value()
+
+
+def test_a_link_shows_the_same_again(visit, address):
+    one = visit()
+    read(one, f"{TEXT} 1+1=2 & more")
+    one.get_by_role("radio", name="frequency decile").check()
+    one.locator(".tokens [role=button]").nth(4).click()
+    one.get_by_role("button", name="1", exact=True).click()
+    one.get_by_role("table", name="without it in layer 1").wait_for()
+    one.wait_for_function("location.hash.includes('layer=1')")
+    other = visit(link=one.url.removeprefix(f"{address}/"))
+    other.get_by_role("table", name="without it in layer 1").wait_for()
+    for page in one, other:
+        page.get_by_text("The darker, the rarer").wait_for()
+    parts = ".tokens", "h2.token", ".layers"
+    assert [one.locator(part).inner_html() for part in parts[1:]] == [
+        other.locator(part).inner_html() for part in parts[1:]
+    ]
+    assert other.locator(".tokens").inner_text() == one.locator(".tokens").inner_text()
+    assert other.locator(".tokens [aria-pressed='true']").get_attribute("data-place") == "4"
+    for link, shown in {
+        "#tab=write&prompt=every+layer&seed=7&length=5": "5 of 5 tokens written",
+        "#tab=tokens&words=layer&id=7": "id 7, ",
+        "#tab=pairs&one=layer&another=token&before=every": "By layer: the distance",
+        "#tab=text&text=every+layer&token=999&layer=-1": "2 of 2 tokens read",
+        "#tab=nowhere&token=x&seed=1e999": "Prompt",
+    }.items():
+        visit(link=link).get_by_text(shown).first.wait_for()
+
+
 def test_by_keyboard_alone(visit):
     page = visit()
     page.get_by_label("Text", exact=True).fill(TEXT)
     page.get_by_role("button", name="Read").focus()
     page.keyboard.press("Enter")
-    page.locator(".tokens button").first.wait_for()
+    page.locator(".tokens [role=button]").first.wait_for()
     page.wait_for_timeout(500)
-    page.locator(".tokens button").first.focus()
+    page.locator(".tokens [role=button]").first.focus()
     for key in "ArrowRight", "ArrowRight", "ArrowLeft":
         page.keyboard.press(key)
     assert page.evaluate("document.activeElement.dataset.place") == "1"
     page.keyboard.press("Enter")
     page.get_by_text("What is predicted to follow").wait_for()
-    assert page.locator("button[aria-pressed='true']").get_attribute("data-place") == "1"
-    passed = []
-    while not passed or (passed[-1] != "scroll" and len(passed) < 5):
-        page.keyboard.press("Tab")  # past all other tokens, to what is told of this one
-        passed.append(page.evaluate("document.activeElement.className"))
-        assert page.evaluate("document.activeElement.dataset.place") is None
-    assert passed[-1] == "scroll"
+    assert page.locator("[role=button][aria-pressed='true']").get_attribute("data-place") == "1"
+    page.keyboard.press("Tab")  # past all other tokens, to what is told of this one
+    assert page.evaluate("document.activeElement.dataset.layer") == "0"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(visit, scheme):
     page = visit(390, scheme)
     read(page, TEXT)
-    page.locator(".tokens button").nth(5).click()
+    page.locator(".tokens [role=button]").nth(5).click()
     page.get_by_text("What is predicted to follow").wait_for()
-    for tab in "Text", "Tokens", "Pairs", "Model":
+    for tab in "Text", "Tokens", "Pairs", "Model", "Write":
         page.get_by_role("tab", name=tab).click()
+        if tab == "Tokens":
+            page.get_by_label("Search tokens").fill("layer")
+            page.locator(".found button").first.click()
+            page.get_by_text("overlap with E").wait_for()
+        if tab in ("Pairs", "Write"):
+            page.get_by_role("button", name="Compare" if tab == "Pairs" else tab, exact=True).click()
+            page.get_by_text(re.compile("^By layer: the distance|Click a token to look")).wait_for()
         page.wait_for_timeout(500)
         page.kept(f"{tab.lower()}-tab")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(WIDER_THAN_THEIR_BOX) == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     ink = page.locator("h1").evaluate("one => getComputedStyle(one).color")
     light, dim = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (background, ink))
@@ -281,7 +350,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(visit, scheme):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_is_written_can_be_read_on_the_darkest_shade(visit, scheme):
     page = visit(scheme=scheme)
-    token = page.locator(".tokens button").nth(1)
+    token = page.locator(".tokens [role=button]").nth(1)
     for kind in "more", "less":
         ink, shade, behind = token.evaluate(
             """(one, kind) => {
@@ -318,10 +387,12 @@ def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_m
     with explored(tmp_path / "log", folder) as address:
         page = visit(390, address=address)
         assert page.get_by_role("radio").count() == 2  # neither deciles nor another model
-        page.locator(".tokens button").nth(5).click()
+        page.locator(".tokens [role=button]").nth(5).click()
         page.get_by_text("What is predicted to follow").wait_for()
         heads = page.get_by_role("table", name=re.compile("^By layer")).locator("thead th").all_inner_texts()
-        assert heads[2:-3] == [*(f"M{block}" for block in range(1, 25)), "null"]
+        assert heads == ["layer", "weights", "memory", "state", "memory / state"]
+        keys = page.locator(".keys").first.inner_text().split()[::2]
+        assert keys == [*(f"M{block}" for block in range(1, 25)), "null"]
         page.kept("many-text")
         page.get_by_role("tab", name="Tokens").click()
         page.get_by_label("Search tokens").fill("#7")
@@ -331,7 +402,10 @@ def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_m
         page.get_by_role("tab", name="Model").click()
         page.get_by_text("Not there yet").wait_for()
         assert page.locator("svg.panel").count() == 0
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for tab in "Text", "Tokens", "Model":
+            page.get_by_role("tab", name=tab).click()
+            page.wait_for_timeout(300)
+            assert page.evaluate(WIDER_THAN_THEIR_BOX) == []
 
 
 @pytest.mark.parametrize(
@@ -359,7 +433,9 @@ def test_hostile_texts_are_shown_as_they_are(visit, text):
         page.wait_for_timeout(300)
         if text.isprintable() and text.isascii() and len(text) < 1000:
             until = time.monotonic() + 60  # s; the page may still show the text that it begins with
-            while (shown := "".join(page.locator(".tokens button").all_inner_texts())) != f"<bos>{text}":
+            while (
+                shown := "".join(page.locator(".tokens [role=button]").all_inner_texts())
+            ) != f"<bos>{text}":
                 assert time.monotonic() < until, shown
                 page.wait_for_timeout(100)
     assert page.locator(".tide script, .tide img").count() == 0
@@ -371,14 +447,16 @@ def test_hostile_texts_are_shown_as_they_are(visit, text):
 
 def test_long_work_can_be_stopped(visit):
     page = visit()
+    assert page.get_by_role("button", name="Stop").count() == 0
     page.get_by_label("Text", exact=True).fill("the token knows every layer. " * 3000)
     page.get_by_role("button", name="Read").click()
     page.get_by_text(f"of {LIMIT:,} tokens read").wait_for()
     page.get_by_role("button", name="Stop").click()
     before = page.get_by_text("Stopped: ").inner_text()
+    assert page.get_by_role("button", name="Stop").count() == 0  # there is nothing to stop
     page.wait_for_timeout(1000)
     assert page.get_by_text("tokens read").inner_text() == before
-    page.locator(".tokens button").nth(3).click()  # what was read can be looked into
+    page.locator(".tokens [role=button]").nth(3).click()  # what was read can be looked into
     page.get_by_text("What is predicted to follow").wait_for()
     page.get_by_role("button", name="Read").click()
     page.get_by_text(f"{LIMIT:,} of {LIMIT:,} tokens read").wait_for()
@@ -387,7 +465,7 @@ def test_long_work_can_be_stopped(visit):
 def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit, run, tmp_path):
     with explored(tmp_path / "log", run, program=("-c", SLOWLY)) as address:
         page = visit(address=address)
-        buttons, status = page.locator(".tokens button"), page.get_by_text("tokens read")
+        buttons, status = page.locator(".tokens [role=button]"), page.get_by_text("tokens read")
         read(page, "a context that is never read to its end. " * 30)
         page.get_by_text(re.compile(r"(\d+) of (?!\1)\d+ tokens read")).wait_for()
         page.get_by_role("radio", name="frequency decile").check()
@@ -401,14 +479,14 @@ def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit
         page.get_by_role("heading", name="␣layer").wait_for()
         page.wait_for_timeout(2000)  # for what else may come
         assert page.get_by_role("heading", name="␣layer").is_visible()
-        assert page.locator("button[aria-pressed='true']").get_attribute("data-place") == "2"
+        assert page.locator("[role=button][aria-pressed='true']").get_attribute("data-place") == "2"
         assert "3 of 3 tokens read" in status.inner_text()
         read(page, "the token")
         buttons.nth(3).press("Enter")  # of the text that is still there
         page.locator(".tokens", has_text="the token").wait_for()
         page.wait_for_timeout(2000)
         assert not page.get_by_text("What is predicted to follow").is_visible()
-        assert page.locator("button[aria-pressed='true']").count() == 0
+        assert page.locator("[role=button][aria-pressed='true']").count() == 0
         page.get_by_role("tab", name="Tokens").click()
         page.get_by_label("Search tokens").fill("e")
         found = page.locator(".found button")
@@ -427,9 +505,9 @@ def test_two_visitors_at_once_see_their_own(visit):
         page.get_by_role("button", name="Read").click()
     for page, text in (one, "every layer"), (other, "the token"):
         page.locator(".tokens", has_text=text).wait_for()
-        page.locator(".tokens button").nth(1).click()
+        page.locator(".tokens [role=button]").nth(1).click()
         page.get_by_text("What is predicted to follow").wait_for()
-        assert "".join(page.locator(".tokens button").all_inner_texts()) == f"<bos>{text}"
+        assert "".join(page.locator(".tokens [role=button]").all_inner_texts()) == f"<bos>{text}"
 
 
 @pytest.mark.parametrize(
@@ -462,6 +540,22 @@ def test_nothing_can_be_put_there_and_no_other_machine_is_answered(address):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(f"{address}/gradio_api/upload", body, headers))
     assert refused.value.code == 413
+    question = {"data": [TEXT, "loss", 0], "fn_index": 1, "session_hash": "elsewhere"}
+    for headers, code in (
+        ({"Content-Type": "application/json", "Origin": "http://elsewhere.example"}, 403),
+        (
+            {"Origin": "http://localhost:1"},
+            403,
+        ),  # another program's page on this machine; no type, no preflight
+        ({"Content-Type": "application/json", "Content-Length": str(2**30)}, 413),
+    ):
+        join = urllib.request.Request(
+            f"{address}/gradio_api/queue/join", json.dumps(question).encode(), headers
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(join)
+        assert refused.value.code == code
+    assert urllib.request.urlopen(address).headers["X-Frame-Options"] == "DENY"
     port = int(address.rsplit(":", 1)[1])
     with pytest.raises(urllib.error.HTTPError) as refused:  # a name that someone has lead here
         urllib.request.urlopen(urllib.request.Request(address, headers={"Host": f"elsewhere.example:{port}"}))

@@ -41,27 +41,28 @@ def test_every_question_has_its_controls_and_none_is_open_to_programs(asked):
         name: [getattr(block, "label", None) for block in function.inputs] for name, function in asked.items()
     }
     state = None  # what a visitor has read and chosen has no label
-    assert labels["read"] == ["Text", "Shade by"]
+    assert labels["write"] == ["Prompt", "Length, tokens", "Temperature", "Top-k, empty for all", "Seed"]
+    assert labels["read"] == ["Text", "Shade by", state, state]
     assert labels["shade"] == [state, "Shade by", state]
-    assert labels["choose"] == [state, "Without memory in layer"]
-    assert labels["detail"] == [state, state, "Without memory in layer"]
     assert labels["search"] == ["Search tokens"]
     assert labels["pair"] == ["One token", "Another", "Text before it"]
-    assert {"look_up", "stop_reading", "stop_looking", "model"} <= labels.keys()
+    assert {"look_up", "stop_writing", "stop_reading", "stop_looking", "open_text", "model"} <= labels.keys()
     assert {function.api_visibility for name, function in asked.items() if name != "leave"} == {"private"}
 
 
 def test_answers_are_those_of_the_explorer(asked, explorer):
-    *_, (text, summary, shown, *_) = asked["read"].fn(TEXT, "loss", VISITOR)
+    *_, (text, summary, shown, *_) = asked["read"].fn(TEXT, "loss", None, 0, VISITOR)
     assert (text, summary, shown) == list(explorer.read(TEXT, Turn(colour="loss")))[-1]
     assert asked["shade"].fn(TEXT, "frequency decile", 2, VISITOR) == explorer.shade(
         TEXT, "frequency decile", 2
     )
-    place = SimpleNamespace(place=2)
-    assert asked["choose"].fn(TEXT, 1, VISITOR, place) == (2, explorer.detail(TEXT, 2, 1))
-    assert asked["detail"].fn(TEXT, 2, 1) == explorer.detail(TEXT, 2, 1) != explorer.detail(TEXT, 2, 0)
+    place, layer = SimpleNamespace(place=2), SimpleNamespace(layer=1)
+    detail = explorer.detail(TEXT, 2, 1)
+    assert asked["choose"].fn(TEXT, 1, VISITOR, place) == (2, detail)
+    assert asked["leave_out"].fn(TEXT, 2, layer) == (1, detail) != (0, explorer.detail(TEXT, 2, 0))
+    assert list(asked["read"].fn(TEXT, "loss", 2, 1, VISITOR))[-1][-1] == detail
     assert asked["pair"].fn("layer", "token", "every") == explorer.pair("layer", "token", "every")
-    *_, card = asked["look_up"].fn(VISITOR, SimpleNamespace(place=7))
+    *_, card = asked["look_up"].fn(7, VISITOR)
     assert card == list(explorer.token(7, Turn()))[-1]
     assert "tide-lm analyze routing" in asked["model"].fn()
 
@@ -69,7 +70,7 @@ def test_answers_are_those_of_the_explorer(asked, explorer):
 def test_a_token_of_a_text_that_is_gone_changes_nothing(asked):
     import gradio
 
-    list(asked["read"].fn("the context", "loss", VISITOR))
+    list(asked["read"].fn("the context", "loss", None, 0, VISITOR))
     assert asked["choose"].fn(TEXT, 0, VISITOR, SimpleNamespace(place=1)) == (gradio.skip(), gradio.skip())
 
 
@@ -81,6 +82,31 @@ def test_what_the_explorer_refuses_is_shown_as_text(asked, monkeypatch):
 
     monkeypatch.setattr(Explorer, "read", refuse)
     with pytest.raises(gradio.Error) as shown:
-        list(asked["read"].fn(TEXT, "loss", VISITOR))
+        list(asked["read"].fn(TEXT, "loss", None, 0, VISITOR))
     assert "<b>" not in shown.value.message
     assert "no" in shown.value.message
+
+
+def test_what_a_browser_makes_up_is_answered_in_a_sentence(asked):
+    import gradio
+
+    written = ["every layer knows the token", "every layer"]
+    for event in (
+        SimpleNamespace(),
+        SimpleNamespace(column=9, place=1),
+        SimpleNamespace(column="0", place=1),
+        SimpleNamespace(column=-1, place=1),
+    ):
+        assert asked["open_text"].fn(written, event) == (gradio.skip(),) * 3
+    assert asked["choose"].fn(TEXT, 0, VISITOR, SimpleNamespace(place={}))[1] == ""
+    for settings, fault in {
+        (10**9, 0.8, 40, 1): "the length is 1000000000: give a number from 1 to 256",
+        (5, float("nan"), 40, 1): "the temperature is nan: give a number from 0 to 2",
+        (5, "hot", 40, 1): "the temperature is .*hot",
+        (5, 0.8, -1, 1): "top-k is -1: give a number from 1",
+        (5, 0.8, 40, None): "the seed is None: give a number from 0",
+    }.items():
+        with pytest.raises(gradio.Error, match=fault):
+            list(asked["write"].fn("every", *settings, VISITOR))
+    with pytest.raises(gradio.Error, match="give a shorter prompt"):
+        list(asked["write"].fn("every layer " * 2000, 5, 0.8, 40, 1, VISITOR))

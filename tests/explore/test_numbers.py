@@ -15,10 +15,12 @@ from tide_lm.data.tokenizers import token_texts
 from tide_lm.evaluation.perplexity import Windows, losses, read
 from tide_lm.explore import pairs, reader
 from tide_lm.explore.explorer import Explorer, Turn
-from tide_lm.explore.reader import Reader, shares
+from tide_lm.explore.reader import OTHER, PREDICTIONS, Reader, shares
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
 from tide_lm.model.opened import open_model
 from tide_lm.run.directory import write_result
+from tide_lm.serve import Sampling
+from tide_lm.serve.generate import generate
 from tide_lm.spec.config import Place, Residence
 from tide_lm.spec.form import Form
 
@@ -125,8 +127,8 @@ def test_what_memory_adds_is_what_is_missing_without_it(tiny_model, changes):
 
 
 @torch.no_grad()
-def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened):
-    reader = Reader(opened)
+def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened, base):
+    reader = Reader(opened, base)
     *_, found = reader.read(LONG)
     place, layer = 111, 1
     detail = reader.detail(LONG, place, layer)
@@ -135,7 +137,11 @@ def test_a_tokens_predictions_are_the_models_with_memory_and_without(opened):
     assert follows in ([], [pytest.approx(chance, rel=1e-4)])
     ids_BT = torch.tensor([found.ids[80 : place + 1]])  # windows of 32 begin at every 16th
     layers = list(range(opened.config.num_hidden_layers))
-    for predictions, dropped in zip(detail.predictions.values(), ([], layers, [layer]), strict=True):
+    assert [share for _, share in detail.predictions[OTHER]] == pytest.approx(
+        base.model(ids_BT).logits[0, -1].softmax(-1).topk(PREDICTIONS).values.tolist(), abs=1e-6
+    )
+    ours = [shown for name, shown in detail.predictions.items() if name != OTHER]
+    for predictions, dropped in zip(ours, ([], layers, [layer]), strict=True):
         chances_V = opened.model(ids_BT, drop_memory_layers=dropped).logits[0, -1].softmax(-1)
         best = chances_V.topk(len(predictions))
         assert [share for _, share in predictions] == pytest.approx(best.values.tolist(), abs=1e-6)
@@ -250,12 +256,63 @@ def test_a_packed_model_is_read_as_the_one_that_it_was_packed_from(opened, tmp_p
     assert len(found.texts) == 3
 
 
+def test_texts_are_written_as_generate_does_by_several_at_once(opened, base, tmp_path):
+    explorer = Explorer(opened, base, tmp_path)
+    sampling = [Sampling(0.8, 40, seed=seed) for seed in range(4)]
+
+    def written(seed):
+        *_, (texts, shown) = explorer.write(TEXT, 12, 0.8, 40, seed, Turn())
+        assert "12 of 12 tokens written" in shown
+        return texts
+
+    with ThreadPoolExecutor(4) as pool:
+        at_once = list(pool.map(written, range(4)))
+    for with_memory, without, other in at_once:
+        assert with_memory != without
+        assert with_memory.startswith(TEXT)
+        assert other.startswith(TEXT)
+    for column, model in (0, opened), (2, base):
+        alone = [generate(model.model, model.tokenizer, [TEXT], 12, one)[0] for one in sampling]
+        assert [texts[column] for texts in at_once] == [f"{TEXT}{text}" for text in alone]
+    greedy = torch.tensor([explorer.reader.encoded(TEXT).ids])
+    layers = list(range(opened.config.num_hidden_layers))
+    out = opened.model.generate(
+        greedy,
+        max_new_tokens=12,
+        do_sample=False,
+        drop_memory_layers=layers,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    *_, (texts, _) = explorer.write(TEXT, 12, 0, None, 0, Turn())
+    end = opened.tokenizer.decode(out[0, len(greedy[0]) :]).split("<")[0]
+    assert texts[1].removeprefix(TEXT).startswith(end)
+
+
+def test_a_writing_ends_when_it_is_stopped_or_replaced(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.explorer._STREAMED", 0)
+    explorer = Explorer(opened, None, tmp_path)
+    for turn in Turn(), Turn():
+        states = explorer.write(TEXT, 30, 0.8, None, 3, turn)
+        shown = [next(states)[1] for _ in range(3)]
+        assert "3 of 30 tokens written" in shown[-1]
+        assert all("data-stop" in state and "Click a token" not in state for state in shown)
+        turn.stopped = True
+        *_, (_texts, last) = states
+        assert "Stopped: 4 of 30 tokens written" in last
+        assert "data-stop" not in last
+    states = explorer.write(TEXT, 30, 0.8, None, 3, turn := Turn())
+    next(states)
+    turn.replaced = True
+    assert list(states) == []
+
+
 @pytest.mark.parametrize("asked", [15, pytest.param(60, marks=pytest.mark.slow)])
 def test_visitors_at_once_are_told_what_one_alone_is(opened, base, tmp_path, asked):
     explorer = Explorer(opened, base, tmp_path)
     questions = [
         lambda: explorer.pair("layer", "token", "every"),
-        lambda: explorer.pair("the", "token", "every layer"),
+        lambda: list(explorer.write(TEXT, 9, 0.8, 40, 5, Turn()))[-1],
         lambda: explorer.detail(TEXT, 3, 1),
         lambda: list(explorer.read(LONG, Turn()))[-1],
         lambda: list(explorer.token(7, Turn()))[-1],
@@ -308,6 +365,7 @@ def test_a_model_that_no_run_made_has_a_page_too(base_run, tmp_path):
     explorer.warm_up()
     assert "Not there yet" in explorer.model()
     assert [str(colour) for colour in explorer.colours] == ["loss"]
+    assert [column.name for column in explorer.columns] == ["alone"]
     assert "with memory" not in explorer.pair("layer", "token", "every")
 
 
@@ -323,6 +381,7 @@ def test_a_model_of_another_family_without_special_tokens_has_a_page_too(tokeniz
     opened = open_model(str(tmp_path / "gpt2"), writes=False)
     explorer = Explorer(opened, None, tmp_path)
     explorer.warm_up()
+    assert explorer.columns == []  # the engine takes Llamas and TIDE models
     *_, found = explorer.reader.read(TEXT)
     assert "".join(found.texts) == TEXT
     assert (found.losses[0], found.of_text, len(found.ids)) == (None, 5, 5)

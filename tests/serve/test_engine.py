@@ -41,10 +41,9 @@ def model() -> TideForCausalLM:
     return tide()
 
 
-def expected(model, prompt: list[int], tokens: int) -> list[int]:
-    out = model.generate(
-        torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
+def expected(model, prompt: list[int], tokens: int, **options) -> list[int]:
+    ends = {"eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, **ends, **options)
     return out[0, len(prompt) :].tolist()
 
 
@@ -65,6 +64,19 @@ def test_prompts_of_any_length_go_on_as_transformers_has_it(changes):
     assert [list(tokens) for tokens in zip(*steps, strict=True)] == [
         expected(model, prompt, 12) for prompt in PROMPTS
     ]
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_without_memory_layers_get_none_of_it(opaque):
+    model = tide(memory_values=True)
+    if opaque:
+        model.register_forward_hook(lambda *_: None)  # so that the model's own forward makes each step
+    steps = list(Engine(model, batch=3, memory=False).generate(PROMPTS, 12))
+    alone = [expected(model, prompt, 12, drop_memory_layers=[0, 1]) for prompt in PROMPTS]
+    assert [list(tokens) for tokens in zip(*steps, strict=True)] == alone
+    assert alone != [expected(model, prompt, 12) for prompt in PROMPTS]
+    bare = tide(num_memory_blocks=0)
+    assert next(Engine(bare, memory=False).generate([[9]], 1)) == expected(bare, [9], 1)
 
 
 def test_a_llama_is_generated_with_as_well():

@@ -45,7 +45,8 @@ def command(
     if not is_local:
         typer.echo(f"warning: whoever reaches {host} can use this page", err=True)
     from tide_lm.explore.explorer import Explorer
-    from tide_lm.explore.page import build, serve
+    from tide_lm.explore.page import build
+    from tide_lm.explore.server import serve
     from tide_lm.model.opened import open_model
 
     opened = open_model(model, counts=counts, memory=memory, device=device, writes=False)

@@ -49,7 +49,7 @@ def command(
         sampling = Sampling(temperature, top_k, top_p, seed)
     opened = open_model(model, memory=memory, device=device)
     with working(f"Loading {model}"):
-        if opened.model.device.type == "cuda" and fits_engine(opened.model):
+        if opened.model.device.type == "cuda" and fits_engine(opened.config):
             opened.model.bfloat16()
     waiting, first = dict.fromkeys(range(len(given)), ""), 0.0
 

@@ -15,17 +15,32 @@ from tide_lm.explore import markup, pairs
 from tide_lm.explore.markup import Colour, part
 from tide_lm.explore.reader import LIMIT, Reader, ReadText
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
+from tide_lm.explore.writer import Column, columns, write
 from tide_lm.model.opened import OpenedModel
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import PALETTE, inline_svg, legend, plot
 from tide_lm.report.figure import Axes, Panel
 from tide_lm.report.page import drawings
 from tide_lm.report.results import open_run
+from tide_lm.serve.sampling import Sampling
 
 SHOWN = [FIGURES[name] for name in ("routing", "layer-drop", "distances", "footprint", "bits", "ranks")]
-SAMPLE = "The tide comes in twice a day, and the mutex is released before the kernel returns 42."
-LONGEST, LONGEST_WORD = 100_000, 2_000  # characters
+PROMPTS = [
+    "Once upon a time there was",
+    "The old man looked at the sea and",
+    "The function returns a list of",
+    "In the morning the children went to",
+]
+EXAMPLES = [
+    "The tide comes in twice a day, and the mutex is released before the kernel returns 42.",
+    "The doctor told the patient that the fever would pass in a few days.",
+    "def add(first, second):\n    return first + second",
+    "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail about a little.",
+]
+LONGEST, LONGEST_PROMPT, LONGEST_WORD = 100_000, 5_000, 2_000  # characters
+LONGEST_WRITING, HOTTEST = 256, 2.0  # tokens; temperature
 _BETWEEN = 0.5  # seconds from one state of the page to the next, which has all tokens again
+_STREAMED = 0.15  # seconds between states of a text that is being written
 
 T = TypeVar("T")
 
@@ -62,6 +77,12 @@ class Explorer:
         return Vocabulary(self.opened)
 
     @cached_property
+    def columns(self) -> list[Column]:
+        """Return the texts that are written from one prompt, side by side."""
+        name, other = self.names
+        return columns(self.opened, name, self.base, other)
+
+    @cached_property
     def names(self) -> tuple[str, str | None]:
         """Return the names of both models, or their paths where names are the same."""
         if self.base is None:
@@ -75,21 +96,46 @@ class Explorer:
 
     @property
     def colours(self) -> list[Colour]:
-        """Return the colours that have a meaning for this model."""
-        known = [True, self.opened.frequencies is not None, self.opened.has_memory, self.base is not None]
+        """Return the colours that have a meaning for this model, the one to begin with first."""
+        known = [self.base is not None, True, self.opened.frequencies is not None, self.opened.has_memory]
         return list(compress(Colour, known))
 
     def warm_up(self) -> None:
         """Ask every question once, so that the first click is as fast as others."""
-        for _ in self.read(SAMPLE, Turn()):
-            self.detail(SAMPLE, 0, 0)
+        for _ in self.read(EXAMPLES[0], Turn()):
+            self.detail(EXAMPLES[0], 0, 0)
+        for _ in self.write(PROMPTS[0], 2, 0.8, 40, 1, Turn()) if self.columns else ():
+            pass
         self.search("a")
         self.model()
+
+    def write(
+        self, prompt: str, most: Any, temperature: Any, top_k: Any, seed: Any, turn: Turn
+    ) -> Iterator[tuple[list[str], str]]:
+        """Yield the texts that go on from a prompt, and the columns that show them, as they are written."""
+        prompt = _cleaned(prompt, LONGEST_PROMPT)
+        most = _number("the length", most, 1, LONGEST_WRITING)
+        sampling = Sampling(
+            temperature=_number("the temperature", temperature, 0, HOTTEST),
+            top_k=None if top_k is None else int(_number("top-k", top_k, 1, 2**31)),
+            seed=int(_number("the seed", seed, 0, 2**53)),
+        )
+        steps = write(self.columns, prompt, int(most), sampling, self.reader.lock)
+        given = len(self.reader.encoded(prompt).ids)
+        for (texts, ended), stopped in _paced(steps, turn, lambda step: step[1], _STREAMED):
+            whole = [prompt + str(text) for text in texts]
+            shown = [
+                (column.name, self.reader.encoded(text))
+                for column, text in zip(self.columns, whole, strict=False)
+            ]
+            state = {"done": max(len(text.ids) for text in texts), "most": int(most), "given": given}
+            yield whole, part("writing", columns=shown, **state, ended=ended, stopped=stopped)
 
     def read(self, typed: str, turn: Turn) -> Iterator[tuple[str, str, str]]:
         """Yield the text that is shown, its summary and its tokens, as it is read."""
         typed = _cleaned(typed, LONGEST)
-        for text, stopped in _paced(self.reader.read(typed), turn, lambda text: text.done == len(text.ids)):
+        steps = self.reader.read(typed)
+        for text, stopped in _paced(steps, turn, lambda text: text.done == len(text.ids)):
             turn.text = typed
             state = self._state(text, turn.colour, turn.chosen, stopped)
             if not turn.replaced:
@@ -119,6 +165,7 @@ class Explorer:
         names = [*table_names(len(found.weights[0]) - 1)[1:], "null"] if found.weights else []
         return part(
             "detail",
+            layer=layer,
             word=text.texts[place],
             facts=markup.facts(text, place),
             found=found,
@@ -214,14 +261,17 @@ class Explorer:
         return part("figures", source=source, drawn=[pair for pair in drawn if pair[1]], missing=missing)
 
 
-def _paced(steps: Iterator[T], turn: Turn, is_whole: Callable[[T], bool]) -> Iterator[tuple[T, bool]]:
+def _paced(
+    steps: Iterator[T], turn: Turn, is_whole: Callable[[T], bool], between: float | None = None
+) -> Iterator[tuple[T, bool]]:
     """Yield a step now and then, and the last one, with whether the visitor has stopped it."""
+    between = _BETWEEN if between is None else between
     shown = time.monotonic()
     for step in steps:
         stopped = turn.stopped and not is_whole(step)
         if turn.replaced:
             return
-        if stopped or is_whole(step) or time.monotonic() - shown >= _BETWEEN:
+        if stopped or is_whole(step) or time.monotonic() - shown >= between:
             shown = time.monotonic()
             yield step, stopped
         if stopped:
@@ -231,6 +281,14 @@ def _paced(steps: Iterator[T], turn: Turn, is_whole: Callable[[T], bool]) -> Ite
 def _cleaned(text: Any, longest: int) -> str:
     """Return what a browser sent as text that a tokenizer can encode."""
     return str(text or "")[:longest].encode("utf-8", "replace").decode("utf-8")
+
+
+def _number(name: str, value: Any, least: float, most: float) -> float:
+    """Return a number that a browser sent, if it is one within bounds."""
+    if type(value) not in (int, float) or not least <= value <= most:
+        shown = repr(value)[:20]
+        raise ValueError(f"{name} is {shown}: give a number from {least:g} to {most:g}")
+    return value
 
 
 def _lines(lines: dict[str, list[float]]) -> Panel:

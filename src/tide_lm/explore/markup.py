@@ -23,10 +23,10 @@ _READ_BY_GRADIO = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$@`\\"})
 class Colour(StrEnum):
     """What a token's shade shows."""
 
+    gain = "gain over the other model"
     loss = "loss"
     decile = "frequency decile"
     on_memory = "weight on memory"
-    gain = "gain over the other model"
 
 
 def part(name: str, /, **values: Any) -> str:

@@ -1,21 +1,33 @@
-const places = () => [...element.querySelectorAll("button[data-place]")];
-const choose = (button) => {
-  places().forEach((other) => { other.setAttribute("aria-pressed", "false"); other.tabIndex = -1; });
-  button.setAttribute("aria-pressed", "true");
+const numbers = (data) => Object.fromEntries(Object.entries(data).map(([name, value]) => [name, Number(value)]));
+const places = (button) => [...(button.closest(".tokens")?.querySelectorAll("[data-place]") ?? [])];
+const reach = (button, all) => {
+  all.forEach((other) => { other.tabIndex = -1; });
   button.tabIndex = 0;
-  trigger("select", { place: Number(button.dataset.place) });
 };
 element.addEventListener("click", (event) => {
-  const button = event.target.closest("button[data-place]");
-  if (button) choose(button);
+  const button = event.target.closest("button, [role=button]");
+  if (!button) return;
+  if ("stop" in button.dataset) {
+    button.remove();
+    trigger("stop");
+    return;
+  }
+  const all = places(button);
+  all.forEach((other) => { other.setAttribute("aria-pressed", other === button); });
+  reach(button, all);
+  trigger("select", numbers(button.dataset));
 });
 element.addEventListener("keydown", (event) => {
-  const all = places(), at = all.indexOf(event.target);
+  const all = places(event.target), at = all.indexOf(event.target);
+  if (at >= 0 && (event.key === "Enter" || event.key === " ")) {
+    event.preventDefault();
+    event.target.click();
+    return;
+  }
   const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 };
   const target = at < 0 ? undefined : all[next[event.key]];
   if (!target) return;
   event.preventDefault();
-  all[at].tabIndex = -1;
-  target.tabIndex = 0;
+  reach(target, all);
   target.focus();
 });

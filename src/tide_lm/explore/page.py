@@ -1,16 +1,26 @@
-"""The page: four tabs over one model, served to this machine alone unless asked otherwise."""
+"""The page: five tabs over one model, whose state is in its address."""
 
 import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from tide_lm.explore.explorer import LONGEST, LONGEST_WORD, SAMPLE, Explorer, Turn
-from tide_lm.explore.markup import escaped
+from tide_lm.explore.explorer import (
+    EXAMPLES,
+    HOTTEST,
+    LONGEST,
+    LONGEST_PROMPT,
+    LONGEST_WORD,
+    LONGEST_WRITING,
+    PROMPTS,
+    Explorer,
+    Turn,
+)
+from tide_lm.explore.markup import escaped, part
 from tide_lm.run.optional import require
 
 if TYPE_CHECKING:
@@ -48,14 +58,42 @@ def _show(**options: Any) -> Any:
     return gr.HTML(elem_classes=["tide"], **options)
 
 
-def _buttons() -> Any:
+def _buttons(**options: Any) -> Any:
     """Return a place for tokens, whose buttons can be chosen with a mouse or with arrow keys."""
-    return _show(js_on_load=(files(__package__) / "page.js").read_text(encoding="utf-8"))
+    return _show(**options, js_on_load=(files(__package__) / "page.js").read_text(encoding="utf-8"))
 
 
-def _on(event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> None:
+def _on(event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> Any:
     """Answer an event: call a function with what is given, and show what it returns."""
-    event(_showing_errors(answer), given, shown, api_visibility="private", **options)
+    return event(_showing_errors(answer), given, shown, api_visibility="private", **options)
+
+
+def _remember(event: Any, given: Any, js: str) -> None:
+    """Put what is shown into the page's address."""
+    event(None, given, None, js=js, api_visibility="private")
+
+
+def _hidden(value: int | None = None) -> Any:
+    """Return the place of a number that the address has as well."""
+    import gradio as gr
+
+    return gr.Number(value, visible=False, precision=0)
+
+
+def _chosen(texts: list[str], typed: Any) -> Any:
+    """Return buttons that put a text into a field; the event goes on once it is there."""
+    import gradio as gr
+
+    def choose(event: gr.EventData) -> str:
+        return texts[_picked(event, "example") % len(texts)]
+
+    return _on(_buttons(value=part("examples", texts=texts)).select, choose, None, typed)
+
+
+def _picked(event: Any, name: str) -> int:
+    """Return a number of the button that was chosen, or -1 if it has none."""
+    number = getattr(event, name, None)
+    return number if type(number) is int else -1
 
 
 def _showing_errors(function: Callable) -> Callable:
@@ -89,49 +127,116 @@ def build(explorer: Explorer) -> "Blocks":
     require("gradio", "the explorer", "explore")
     import gradio as gr
 
-    texts, picks, looks = Turns(), Turns(), Turns()
+    turns = {name: Turns() for name in ("writes", "texts", "picks", "looks")}
     with gr.Blocks(title=f"TIDE: {explorer.opened.name}", fill_width=True, analytics_enabled=False) as page:
         _show(value=explorer.about)
-        with gr.Tab("Text"):
-            _text_tab(explorer, page, texts, picks)
-        with gr.Tab("Tokens"):
-            _tokens_tab(explorer, looks)
-        with gr.Tab("Pairs"):
-            _pairs_tab(explorer)
-        with gr.Tab("Model") as tab:
-            _on(tab.select, explorer.model, None, _show())
+        with gr.Tabs(overflow_behavior="wrap") as tabs:
+            if explorer.columns:
+                with _tab("write"):
+                    write_fields, open_token, written = _write_tab(explorer, turns["writes"])
+            with _tab("text"):
+                text_fields, read = _text_tab(explorer, turns["texts"], turns["picks"])
+            with _tab("tokens"):
+                token_fields, look_up = _tokens_tab(explorer, turns["looks"])
+            with _tab("pairs"):
+                pair_fields = _pairs_tab(explorer)
+            with _tab("model") as tab:
+                _on(tab.select, explorer.model, None, _show())
+        fields = text_fields | token_fields | pair_fields
+        if explorer.columns:
+            fields |= write_fields
+
+            def open_text(written: list[str] | None, event: gr.EventData) -> tuple:
+                column, place = _picked(event, "column"), _picked(event, "place")
+                if not 0 <= column < len(written or ()):
+                    return gr.skip(), gr.skip(), gr.skip()
+                return gr.Tabs(selected="text"), (written or ())[column], place
+
+            given = [text_fields["text"], text_fields["token"]]
+            opened = _on(open_token, open_text, written, [tabs, *given])
+            read(opened.then)
+            _remember(
+                opened.then, given, "(text, token) => (remember('text', { text, token }), show('text'))"
+            )
+        names, values = list(fields), list(fields.values())
+        loaded = page.load(
+            None, values, values, js=f"(...now) => recall({names}, now)", api_visibility="private"
+        )
+        read(loaded.then)
+        look_up(loaded.then)
+        _remember(loaded.then, None, "() => reopen()")
 
         def leave(visitor: gr.Request) -> None:
-            for turns in texts, picks, looks:
-                turns.forget(visitor)
+            for of_one in turns.values():
+                of_one.forget(visitor)
 
         page.unload(leave)
     return page
 
 
-def _text_tab(explorer: Explorer, page: "Blocks", texts: Turns, picks: Turns) -> None:
+def _tab(name: str) -> Any:
     import gradio as gr
 
-    typed = gr.Textbox(SAMPLE, label="Text", lines=4, max_length=LONGEST)
-    colour = gr.Radio([str(one) for one in explorer.colours], value="loss", label="Shade by")
-    with gr.Row():
-        go, stop = gr.Button("Read", variant="primary"), gr.Button("Stop")
-    summary, shown = _show(), _buttons()
-    layer = gr.Dropdown(
-        list(explorer.layers),
-        value=0,
-        label="Without memory in layer",
-        info="For the last of the tables below, once a token is chosen.",
-        visible=explorer.opened.has_memory,
-    )
-    about = _show()
-    read_text, chosen = gr.State(None), gr.State(None)
+    tab = gr.Tab(name.capitalize(), id=name)
+    _remember(tab.select, None, f"() => show('{name}')")
+    return tab
 
-    def read(typed: str, colour: str, visitor: gr.Request) -> Iterator[tuple]:
-        of_the_last_text: tuple = (None, "")  # goes when the first of this one is there
-        for state in explorer.read(typed, texts.begin(visitor, Turn(colour=colour))):
+
+def _write_tab(explorer: Explorer, writes: Turns) -> tuple[dict[str, Any], Any, Any]:
+    """Return the fields, the event of a token that is chosen, and the texts that were written."""
+    import gradio as gr
+
+    prompt = gr.Textbox(PROMPTS[0], label="Prompt", lines=2, max_length=LONGEST_PROMPT)
+    example = _chosen(PROMPTS, prompt)
+    with gr.Row():
+        length = gr.Slider(1, LONGEST_WRITING, 60, step=1, label="Length, tokens", min_width=140)
+        temperature = gr.Slider(0, HOTTEST, 0.8, step=0.05, label="Temperature", min_width=140)
+        top_k = gr.Number(40, label="Top-k, empty for all", precision=0, min_width=140)
+        seed = gr.Number(1, label="Seed", precision=0, min_width=140)
+    go = gr.Button("Write", variant="primary", elem_id="write-asked")
+    shown, texts = _buttons(), gr.State(None)
+    fields = {"prompt": prompt, "length": length, "temperature": temperature, "top_k": top_k, "seed": seed}
+    given = list(fields.values())
+
+    def write(
+        prompt: str, length: Any, temperature: Any, top_k: Any, seed: Any, visitor: gr.Request
+    ) -> Iterator[tuple[list[str], str]]:
+        turn = writes.begin(visitor, Turn())
+        yield from explorer.write(prompt, length, temperature, top_k, seed, turn)
+
+    def stop_writing(visitor: gr.Request) -> None:
+        writes.stop(visitor)
+
+    for begin in go.click, prompt.submit, example.then:
+        _on(begin, write, given, [texts, shown], **_AT_ONCE)
+        _remember(begin, given, f"({', '.join(fields)}) => remember('write', {{ {', '.join(fields)} }})")
+    _on(shown.stop, stop_writing, None, None, queue=False)
+    return fields, shown.select, texts
+
+
+def _text_tab(explorer: Explorer, texts: Turns, picks: Turns) -> tuple[dict[str, Any], Callable]:
+    """Return the fields, and a function that has the text read at an event, and its token looked into."""
+    import gradio as gr
+
+    typed = gr.Textbox(EXAMPLES[0], label="Text", lines=3, max_lines=8, max_length=LONGEST)
+    example = _chosen(EXAMPLES, typed)
+    colours = [str(one) for one in explorer.colours]
+    colour = gr.Radio(colours, value=colours[0], label="Shade by")
+    go = gr.Button("Read", variant="primary")
+    summary, shown, about = _buttons(), _buttons(), _buttons()
+    read_text, chosen, layer = gr.State(None), _hidden(), _hidden(0)
+
+    def read(typed: str, colour: str, place: int | None, layer: int, visitor: gr.Request) -> Iterator[tuple]:
+        turn = texts.begin(visitor, Turn(colour=colour, chosen=place))
+        of_the_last_text: tuple = (place, "")  # goes when the first of this one is there
+        for state in explorer.read(typed, turn):
             yield *state, *of_the_last_text
             of_the_last_text = gr.skip(), gr.skip()
+        if place is not None and not turn.replaced:
+            yield *[gr.skip()] * 4, explorer.detail(turn.text, place, layer)
+
+    def read_anew(typed: str, colour: str, layer: int, visitor: gr.Request) -> Iterator[tuple]:
+        yield from read(typed, colour, None, layer, visitor)
 
     def stop_reading(visitor: gr.Request) -> None:
         texts.stop(visitor)
@@ -140,44 +245,68 @@ def _text_tab(explorer: Explorer, page: "Blocks", texts: Turns, picks: Turns) ->
         texts.last(visitor).colour = colour
         return explorer.shade(typed, colour, chosen)
 
-    def choose(typed: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> Any:
-        turn, last = picks.begin(visitor, Turn()), texts.last(visitor)
+    def choose(typed: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> tuple:
+        turn, last, place = picks.begin(visitor, Turn()), texts.last(visitor), _picked(event, "place")
         if last.text == typed:
-            last.chosen = event.place
-        detail = explorer.detail(typed, event.place, layer)
+            last.chosen = place
+        detail = explorer.detail(typed, place, layer)
         is_late = turn.replaced or texts.last(visitor).text not in (None, typed)
-        return (gr.skip(), gr.skip()) if is_late else (event.place, detail)
+        return (gr.skip(), gr.skip()) if is_late else (place, detail)
 
-    for begin in go.click, typed.submit, page.load:
-        _on(begin, read, [typed, colour], [read_text, summary, shown, chosen, about], **_AT_ONCE)
-    _on(stop.click, stop_reading, None, None, queue=False)
-    _on(colour.change, shade, [read_text, colour, chosen], [summary, shown])
-    _on(shown.select, choose, [read_text, layer], [chosen, about], **_AT_ONCE)
-    _on(layer.change, explorer.detail, [read_text, chosen, layer], about)
+    def leave_out(typed: str | None, chosen: int | None, event: gr.EventData) -> tuple[int, str]:
+        layer = _picked(event, "layer")
+        return layer, explorer.detail(typed, chosen, layer)
+
+    everything = [read_text, summary, shown, chosen, about]
+    for begin in go.click, typed.submit, example.then:
+        _on(begin, read_anew, [typed, colour, layer], everything, **_AT_ONCE)
+        _remember(begin, [typed], "(text) => remember('text', { text, token: null })")
+    _on(summary.stop, stop_reading, None, None, queue=False)
+    _on(colour.input, shade, [read_text, colour, chosen], [summary, shown])
+    _remember(colour.input, colour, "(shade) => remember('text', { shade })")
+    choice = _on(shown.select, choose, [read_text, layer], [chosen, about], **_AT_ONCE)
+    _remember(choice.then, chosen, "(token) => remember('text', { token })")
+    left_out = _on(about.select, leave_out, [read_text, chosen], [layer, about], **_AT_ONCE)
+    _remember(left_out.then, layer, "(layer) => remember('text', { layer })")
+
+    def read_at(event: Any) -> None:
+        _on(event, read, [typed, colour, chosen, layer], everything, **_AT_ONCE)
+
+    return {"text": typed, "shade": colour, "token": chosen, "layer": layer}, read_at
 
 
-def _tokens_tab(explorer: Explorer, looks: Turns) -> None:
+def _tokens_tab(explorer: Explorer, looks: Turns) -> tuple[dict[str, Any], Callable]:
+    """Return the fields, and a function that has the token looked up at an event."""
     import gradio as gr
 
     info = "part of a token, or #7 for the token with this id"
     words = gr.Textbox(label="Search tokens", info=info, max_length=LONGEST_WORD)
-    found = _buttons()
-    with gr.Row():
-        stop = gr.Button("Stop", size="sm", scale=0, visible=explorer.opened.has_memory)
-    card = _show()
+    found, card, id = _buttons(), _buttons(), _hidden()
 
-    def look_up(visitor: gr.Request, event: gr.EventData) -> Iterator[str]:
-        yield from explorer.token(event.place, looks.begin(visitor, Turn()))
+    def choose(event: gr.EventData) -> int:
+        return _picked(event, "place")
+
+    def look_up(id: int | None, visitor: gr.Request) -> Iterator[str]:
+        yield from explorer.token(id, looks.begin(visitor, Turn()))
 
     def stop_looking(visitor: gr.Request) -> None:
         looks.stop(visitor)
 
     _on(words.change, explorer.search, words, found, trigger_mode="always_last")
-    _on(found.select, look_up, None, card, **_AT_ONCE)
-    _on(stop.click, stop_looking, None, None, queue=False)
+    _remember(words.change, words, "(words) => remember('tokens', { words })")
+    chosen = _on(found.select, choose, None, id, queue=False, **_AT_ONCE)
+    _on(chosen.then, look_up, id, card, **_AT_ONCE)
+    _remember(chosen.then, id, "(id) => remember('tokens', { id })")
+    _on(card.stop, stop_looking, None, None, queue=False)
+
+    def look_up_at(event: Any) -> None:
+        _on(event, look_up, id, card, **_AT_ONCE)
+
+    return {"words": words, "id": id}, look_up_at
 
 
-def _pairs_tab(explorer: Explorer) -> None:
+def _pairs_tab(explorer: Explorer) -> dict[str, Any]:
+    """Return the fields."""
     import gradio as gr
 
     with gr.Row():
@@ -185,45 +314,9 @@ def _pairs_tab(explorer: Explorer) -> None:
         first = gr.Textbox(PAIR[0], label="One token", info=hint, max_length=LONGEST_WORD)
         second = gr.Textbox(PAIR[1], label="Another", info=hint, max_length=LONGEST_WORD)
     template = gr.Textbox(PAIR[2], label="Text before it", max_length=LONGEST)
-    compare, apart = gr.Button("Compare", variant="primary"), _show()
+    compare, apart = gr.Button("Compare", variant="primary", elem_id="pairs-asked"), _show()
+    given = [first, second, template]
     for begin in compare.click, first.submit, second.submit, template.submit:
-        _on(begin, explorer.pair, [first, second, template], apart)
-
-
-def serve(page: "Blocks", host: str, port: int, names: Sequence[str], log: Callable[[str], None]) -> None:
-    """Serve the page until it is stopped, under these names or, if there are none, under any.
-
-    `log` gets the address once the page is served.
-    """
-    import gradio as gr
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    # Another page's name may lead to this machine, which makes a browser take it for this page.
-    guard = Middleware(TrustedHostMiddleware, allowed_hosts=names or ["*"], www_redirect=False)
-    at = f"[{host}]" if ":" in host else host
-    theme = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    ink = {"block_info_text_color": "*body_text_color", "block_info_text_color_dark": "*body_text_color"}
-    page.queue(default_concurrency_limit=32)  # most of them wait for the model
-    page.launch(
-        app_kwargs={"middleware": [guard]},
-        prevent_thread_lock=True,
-        server_name=at,
-        server_port=port,
-        share=False,
-        quiet=True,
-        css=(files(__package__) / "page.css").read_text(encoding="utf-8"),
-        theme=theme.set(**ink),
-        footer_links=[],
-        allowed_paths=[],
-        max_file_size=1,  # byte: nothing is to be uploaded
-        enable_monitoring=False,
-        run_history=False,
-        mcp_server=False,
-        ssr_mode=False,
-    )
-    log(f"http://{at}:{port}")
-    try:
-        threading.Event().wait()
-    finally:
-        page.close(verbose=False)
+        _on(begin, explorer.pair, given, apart)
+        _remember(begin, given, "(one, another, before) => remember('pairs', { one, another, before })")
+    return {"one": first, "another": second, "before": template}

@@ -25,6 +25,7 @@ from tide_lm.ops.cross_entropy import chunked_cross_entropy
 LIMIT = 4096  # tokens that are read of a text
 LONGEST_WINDOW = 512
 PREDICTIONS = 8
+OTHER = "the other model"
 _KEPT = 32  # texts
 
 
@@ -104,7 +105,7 @@ class Reader:
     def begin(self, typed: str) -> ReadText:
         """Return a text as far as it has been read."""
         with self.lock:
-            text = self._texts.pop(typed, None) or self._begin(typed)
+            text = self._texts.pop(typed, None) or self.encoded(typed)
             self._texts[typed] = text
             while len(self._texts) > _KEPT:
                 self._texts.popitem(last=False)
@@ -127,7 +128,8 @@ class Reader:
             *_, text = self.read(typed)
         return text
 
-    def _begin(self, typed: str) -> ReadText:
+    def encoded(self, typed: str) -> ReadText:
+        """Return a text in tokens, none of which has been read."""
         tokenizer = self.opened.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         found = self._encode.encode(typed, add_special_tokens=False).ids
@@ -174,18 +176,23 @@ class Reader:
         text = self.begin(typed)
         ids_T = torch.tensor(text.ids[self._first_seen(place + 1) : place + 1])
         with self.lock, torch.no_grad():
+            other = {} if self.base is None else {OTHER: _last_logits(self.base.model, ids_T)}
             if not self.opened.has_memory:
-                model = self.opened.model
-                return Detail([], [], [], {"predicted": self._likeliest(_last_logits(model, ids_T))})
-            model = self.opened.model_with_memory
-            found = shares(model, ids_T)
-            layers = list(range(len(found.added_L)))
-            predictions = {
-                "with memory": found.logits_V,
-                "without it": _last_logits(model, ids_T, drop_memory_layers=layers),
-                f"without it in layer {layer}": _last_logits(model, ids_T, drop_memory_layers=[layer]),
-            }
+                found = None
+                predictions = {"this model": _last_logits(self.opened.model, ids_T), **other}
+            else:
+                model = self.opened.model_with_memory
+                found = shares(model, ids_T)
+                layers = list(range(len(found.added_L)))
+                predictions = {
+                    "with memory": found.logits_V,
+                    **other,
+                    "without it": _last_logits(model, ids_T, drop_memory_layers=layers),
+                    f"without it in layer {layer}": _last_logits(model, ids_T, drop_memory_layers=[layer]),
+                }
             likeliest = {name: self._likeliest(logits_V) for name, logits_V in predictions.items()}
+        if found is None:
+            return Detail([], [], [], likeliest)
         return Detail(found.weights_LS.tolist(), found.added_L.tolist(), found.state_L.tolist(), likeliest)
 
     def _likeliest(self, logits_V: torch.Tensor) -> list[tuple[str, float]]:

@@ -23,9 +23,9 @@ class Forward(ABC):
 
     waits = False
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, memory: bool = True) -> None:
         self.model, self.cache = model, cache
-        self.memory: MemorySource | None = getattr(model.model, "memory", None)
+        self.memory: MemorySource | None = getattr(model.model, "memory", None) if memory else None
         self.pool = torch.cuda.graph_pool_handle() if cache.ids_B.is_cuda else None  # of all captured steps
 
     @abstractmethod
@@ -48,11 +48,20 @@ class Forward(ABC):
         return min(reach, self.cache.length)
 
 
+def dropping_memory(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the arguments of a model's forward that leave its memory out of all layers."""
+    has_memory = getattr(model.model, "memory", None) is not None
+    return {"drop_memory_layers": range(model.config.num_hidden_layers)} if has_memory else {}
+
+
 class ModelForward(Forward):
     """A step by the model's own forward; on a GPU it is compiled, and tuned for a minute if wanted."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, tune: bool = False) -> None:
-        super().__init__(model, cache)
+    def __init__(
+        self, model: PreTrainedModel, cache: SlotCache, memory: bool = True, tune: bool = False
+    ) -> None:
+        super().__init__(model, cache, memory)
+        self._dropped = {} if memory else dropping_memory(model)
         if self.memory is not None and not self.memory.on_device:
             self.waits = True
             K, D = model.config.num_memory_blocks, model.config.hidden_size
@@ -78,7 +87,7 @@ class ModelForward(Forward):
         return self.memory(self.cache.ids_B[:, None], self.model.get_input_embeddings().weight.dtype)
 
     def _logits(self) -> torch.Tensor:
-        memory = {} if self.memory is None else {"memory": self._memory()}
+        memory = self._dropped if self.memory is None else {"memory": self._memory()}
         out = self.model(
             input_ids=self.cache.ids_B[:, None],
             position_ids=self.cache.place_B[:, None],

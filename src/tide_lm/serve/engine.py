@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tide_lm.serve.cache import SlotCache
-from tide_lm.serve.decoder import Decoder, Forward, ModelForward
+from tide_lm.serve.decoder import Decoder, Forward, ModelForward, dropping_memory
 from tide_lm.serve.fused import FusedForward, why_not
 from tide_lm.serve.sampling import Sampling, whole_number
 from tide_lm.serve.step import LayerForward
@@ -25,13 +25,20 @@ class Engine:
 
     Caches are allocated once. One generation runs at a time, on one CUDA stream: a new one ends the one
     before it. One sequence is decoded by a single kernel where possible, unless `fused` is False;
-    `why_not_fused` says what keeps a model from it. The engine puts the model into `eval` mode and moves its
-    weights together. If its weights are replaced later, make another engine.
+    `why_not_fused` says what keeps a model from it. Without `memory`, layers get none of it.
+
+    The engine puts the model into `eval` mode and moves its weights together. If its weights are replaced
+    later, make another engine.
     """
 
     @torch.inference_mode(False)
     def __init__(
-        self, model: PreTrainedModel, length: int | None = None, batch: int = 1, fused: bool = True
+        self,
+        model: PreTrainedModel,
+        length: int | None = None,
+        batch: int = 1,
+        fused: bool = True,
+        memory: bool = True,
     ) -> None:
         _check_model(model)
         config = model.config
@@ -43,12 +50,12 @@ class Engine:
             raise ValueError(f"length is {length}: this model knows 2 to {longest} positions")
         if batch < 1:
             raise ValueError(f"batch is {batch}: it must be at least 1")
-        self.model, self.batch = model.eval(), batch
+        self.model, self.batch, self.memory = model.eval(), batch, memory
         rotary = model.model.rotary_emb
         if rotary.inv_freq.dtype != torch.float32:  # as after model.to(torch.bfloat16): positions would blur
             model.model.rotary_emb = type(rotary)(config).to(model.device)
         self.vocabulary = config.vocab_size
-        self.why_not_fused = why_not(model, batch) if fused else "fused is False"
+        self.why_not_fused = why_not(model, batch) if fused and memory else "fused or memory is False"
         self.forward = self._forward()
         self.cache = self.forward.cache
         self._weights = _places(model)
@@ -70,8 +77,8 @@ class Engine:
                 f"(what keeps it from that: {self.why_not_fused})"
             )
         if why_opaque(self.model) is None:
-            return LayerForward(self.model, cache())
-        return ModelForward(self.model, cache())
+            return LayerForward(self.model, cache(), self.memory)
+        return ModelForward(self.model, cache(), self.memory)
 
     def generate(
         self,
@@ -149,7 +156,8 @@ class Engine:
             row[: len(prompt)] = torch.tensor(prompt)
         cache, device = self.cache, self.cache.place_B.device
         cache.place_B.copy_(lengths)
-        filled = self.model.model(input_ids=ids_BT.to(device), use_cache=True)
+        dropped = {} if self.memory else dropping_memory(self.model)
+        filled = self.model.model(input_ids=ids_BT.to(device), use_cache=True, **dropped)
         cache.keep(filled.past_key_values)
         last_B = cache.place_B[: len(prompts)] - 1
         last_BD = filled.last_hidden_state[torch.arange(len(prompts), device=device), last_B]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tide_lm.serve.engine import Engine
 from tide_lm.serve.sampling import Sampling
@@ -37,7 +37,7 @@ def generate(
     def end(number: int) -> None:
         on_text(number, texts[number].take(last=True), True)
 
-    if not fits_engine(model):
+    if not fits_engine(model.config):
         for number, given in enumerate(ids):
             generate_plainly(model, given, max_new_tokens, sampling, stop, partial(put, number))
             end(number)
@@ -60,6 +60,6 @@ def generate(
     return texts
 
 
-def fits_engine(model: PreTrainedModel) -> bool:
-    is_quantised = getattr(model.config, "quantization_config", None) is not None
-    return model.config.model_type in ("llama", "tide") and not is_quantised
+def fits_engine(config: PreTrainedConfig) -> bool:
+    is_quantised = getattr(config, "quantization_config", None) is not None
+    return config.model_type in ("llama", "tide") and not is_quantised

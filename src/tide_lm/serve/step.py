@@ -23,8 +23,8 @@ class LayerForward(ModelForward):
     Heads that share keys become tokens of one head, so that no key is repeated.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache) -> None:
-        super().__init__(model, cache)
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, memory: bool = True) -> None:
+        super().__init__(model, cache, memory)
         self._weights = stack_weights(model)
 
     def _logits(self) -> torch.Tensor:
