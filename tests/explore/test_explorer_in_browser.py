@@ -32,7 +32,7 @@ pytestmark = [
 ]
 # Parts of the page that would have to be scrolled sideways, and the page itself.
 WIDER_THAN_THEIR_BOX = """[...document.querySelectorAll("html, .tide, .tide *")]
-    .filter((one) => one.checkVisibility() && !one.matches("code"))
+    .filter((one) => one.checkVisibility() && !one.matches("code, svg *"))
     .filter((one) => getComputedStyle(one).display !== "inline")
     .filter((one) => one.scrollWidth > one.clientWidth + 1)
     .map((one) => one.outerHTML.slice(0, 200))"""
@@ -204,6 +204,8 @@ def test_tokens_are_searched_and_looked_up(visit, run):
     vocabulary = Vocabulary(open_model(str(run)))
     page = visit()
     page.get_by_role("tab", name="Tokens").click()
+    page.get_by_role("heading", name="The words that memory helps most").wait_for()
+    page.locator(".found button").first.wait_for()
     page.get_by_label("Search tokens").fill("layer")
     ids, total = vocabulary.search("layer")
     page.get_by_text(re.compile(rf"^{total} tokens?\.$")).wait_for()
@@ -246,8 +248,11 @@ def test_results_are_shown_and_what_is_missing_is_named(visit):
     page.get_by_role("tab", name="Model").click()
     page.get_by_text("Distance between E and the tables", exact=True).wait_for()
     assert page.locator("svg.panel").count() == 1
-    assert "tide-lm analyze routing" in page.get_by_text("Not there yet").locator("xpath=..").inner_text()
     page.kept("model")
+    page.get_by_role("button", name="Run footprint").click()  # and no command to copy
+    page.get_by_text("footprint has ended").wait_for()
+    page.locator("svg.panel").nth(1).wait_for()
+    assert page.get_by_role("button", name="Run footprint").count() == 0
 
 
 def test_texts_are_written_side_by_side_and_looked_into(visit, run, base_run):
@@ -266,7 +271,6 @@ def test_texts_are_written_side_by_side_and_looked_into(visit, run, base_run):
         said = "".join(shown.nth(number).get_by_role("button").all_inner_texts())
         assert said.replace("↵", "") == f"{prompt}{text}"
     texts = ["".join(section.get_by_role("button").all_inner_texts()) for section in shown.all()]
-    assert len(set(texts)) == 3
     token = shown.nth(1).get_by_role("button").nth(12)
     place = token.get_attribute("data-place")
     token.click()

@@ -46,11 +46,21 @@ def test_every_question_has_its_controls_and_none_is_open_to_programs(asked):
     assert labels["shade"] == [state, "Shade by", state]
     assert labels["search"] == ["Search tokens"]
     assert labels["pair"] == ["One token", "Another", "Text before it"]
-    assert {"look_up", "stop_writing", "stop_reading", "stop_looking", "open_text", "model"} <= labels.keys()
+    assert {
+        "look_up",
+        "stop_writing",
+        "stop_reading",
+        "stop_looking",
+        "open_text",
+        "watch",
+        "analyse",
+    } <= labels.keys()
     assert {function.api_visibility for name, function in asked.items() if name != "leave"} == {"private"}
 
 
 def test_answers_are_those_of_the_explorer(asked, explorer):
+    import gradio
+
     *_, (text, summary, shown, *_) = asked["read"].fn(TEXT, "loss", None, 0, VISITOR)
     assert (text, summary, shown) == list(explorer.read(TEXT, Turn(colour="loss")))[-1]
     assert asked["shade"].fn(TEXT, "frequency decile", 2, VISITOR) == explorer.shade(
@@ -64,7 +74,11 @@ def test_answers_are_those_of_the_explorer(asked, explorer):
     assert asked["pair"].fn("layer", "token", "every") == explorer.pair("layer", "token", "every")
     *_, card = asked["look_up"].fn(7, VISITOR)
     assert card == list(explorer.token(7, Turn()))[-1]
-    assert "tide-lm analyze routing" in asked["model"].fn()
+    assert "tide-lm analyze routing" in list(asked["watch"].fn(VISITOR))[-1][-1]
+    *_, words = asked["search"].fn("layer", VISITOR)
+    assert words == list(explorer.search("layer", Turn()))[-1]
+    with pytest.raises(gradio.Error, match="there is no analysis -1"):
+        list(asked["analyse"].fn(VISITOR, SimpleNamespace(what="routing")))
 
 
 def test_a_token_of_a_text_that_is_gone_changes_nothing(asked):

@@ -57,3 +57,7 @@ def test_shades_tell_what_they_say():
     assert 'class="less" style="--share:0.25"' in markup.tokens(found, Colour.gain)
     assert markup.tokens(found, Colour.decile).count("--share:0.10") == 2
     assert "other model 5.000" in markup.tokens(found, Colour.decile)
+
+
+def test_what_stands_between_backticks_is_code():
+    assert markup.with_code("run `tide-lm <b>`") == "run <code>tide-lm &lt;b&gt;</code>"

@@ -2,24 +2,27 @@
 
 import copy
 import dataclasses
+import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from tide_lm.analysis.analyze import AnalysisSettings, analyze
 from tide_lm.analysis.collapse import category
 from tide_lm.analysis.tables import distances, neighbours
 from tide_lm.compress.pack import pack
 from tide_lm.data.tokenizers import token_texts
-from tide_lm.evaluation.perplexity import Windows, losses, read
+from tide_lm.evaluation.perplexity import Windows, _held_out, losses, read
 from tide_lm.explore import pairs, reader
-from tide_lm.explore.explorer import Explorer, Turn
+from tide_lm.explore.explorer import ANALYSES, Explorer, Turn
 from tide_lm.explore.reader import OTHER, PREDICTIONS, Reader, shares
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
 from tide_lm.model.opened import open_model
 from tide_lm.run.directory import write_result
-from tide_lm.serve import Sampling
+from tide_lm.serve import Engine, Sampling
 from tide_lm.serve.generate import generate
 from tide_lm.spec.config import Place, Residence
 from tide_lm.spec.form import Form
@@ -267,26 +270,14 @@ def test_texts_are_written_as_generate_does_by_several_at_once(opened, base, tmp
 
     with ThreadPoolExecutor(4) as pool:
         at_once = list(pool.map(written, range(4)))
-    for with_memory, without, other in at_once:
-        assert with_memory != without
-        assert with_memory.startswith(TEXT)
-        assert other.startswith(TEXT)
-    for column, model in (0, opened), (2, base):
-        alone = [generate(model.model, model.tokenizer, [TEXT], 12, one)[0] for one in sampling]
-        assert [texts[column] for texts in at_once] == [f"{TEXT}{text}" for text in alone]
-    greedy = torch.tensor([explorer.reader.encoded(TEXT).ids])
-    layers = list(range(opened.config.num_hidden_layers))
-    out = opened.model.generate(
-        greedy,
-        max_new_tokens=12,
-        do_sample=False,
-        drop_memory_layers=layers,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    *_, (texts, _) = explorer.write(TEXT, 12, 0, None, 0, Turn())
-    end = opened.tokenizer.decode(out[0, len(greedy[0]) :]).split("<")[0]
-    assert texts[1].removeprefix(TEXT).startswith(end)
+    ids = explorer.reader.encoded(TEXT).ids
+    for column, model, memory in (0, opened, True), (1, opened, False), (2, base, True):
+        for texts, one in zip(at_once, sampling, strict=True):
+            steps = Engine(model.model, memory=memory).generate([ids], 12, one)
+            text = opened.tokenizer.decode([*ids[1:], *(token for (token,) in steps)])
+            assert texts[column] == text
+    (alone,) = generate(opened.model, opened.tokenizer, [TEXT], 12, sampling[3])
+    assert at_once[3][0] == f"{TEXT}{alone}"
 
 
 def test_a_writing_ends_when_it_is_stopped_or_replaced(opened, tmp_path, monkeypatch):
@@ -334,9 +325,121 @@ def test_a_base_of_another_depth_is_compared_as_far_as_it_goes(opened, base, tmp
     assert f'<th scope="col">{base.path}</th>' in shown  # both models have one name
 
 
+@torch.no_grad()
+def test_the_words_that_memory_helps_most_are_those_of_the_held_out_text(opened, base, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.gains.TOKENS", 64)
+    monkeypatch.setattr("tide_lm.explore.gains.FEWEST", 1)
+    texts = Vocabulary(opened).texts
+    ids_T = next(_held_out(opened.data, opened.tokenizer))[:257]  # in windows of 32, 8 of them at once
+    ids_BT = torch.stack([torch.from_numpy(ids_T[start : start + 33]) for start in range(0, 256, 32)])
+
+    def losses(model, **options):
+        logits_BTV = model(ids_BT[:, :-1], **options).logits
+        return torch.nn.functional.cross_entropy(logits_BTV.mT, ids_BT[:, 1:], reduction="none")
+
+    own = losses(opened.model)
+    alone = losses(opened.model, drop_memory_layers=[*range(opened.config.num_hidden_layers)])
+    for other, gain_BT in (base, losses(base.model) - own), (None, alone - own):
+        explorer = Explorer(opened, other, tmp_path)
+        *_, shown = explorer.search("", Turn())
+        (found,) = explorer._gains
+        assert found.read == 256
+        assert len(found.words) > 3
+        for id, mean, count in found.words:
+            at = ids_BT[:, 1:] == id
+            assert (mean, count) == (pytest.approx(float(gain_BT[at].mean()), abs=1e-4), int(at.sum()))
+            assert texts[id].startswith(" ")
+            assert f'data-place="{id}"' in shown
+        assert [mean for _, mean, _ in found.words] == sorted((word[1] for word in found.words), reverse=True)
+        assert "that memory helps most" in shown
+        assert ("the other model" if other else "this model without memory") in shown
+        assert list(explorer.search("", Turn())) == [shown]  # at once, when it is known
+        assert list(explorer.search("", Turn(replaced=True))) == []
+
+
+def test_where_no_data_are_the_words_are_those_of_the_examples(opened, base, tmp_path):
+    from_nowhere = dataclasses.replace(base, data=tmp_path / "gone")
+    *_, shown = Explorer(from_nowhere, None, tmp_path).search("", Turn())
+    assert "the examples of the Text tab" in shown
+    assert "The hardest words" in shown
+    assert "data-place" in shown
+
+
+def analysed(explorer, what):
+    """Start an analysis, and return what the page shows until it has ended."""
+    explorer.analyse(ANALYSES.index(what))
+    return list(explorer.watch(Turn()))
+
+
+def test_analyses_are_started_and_show_what_they_found(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0.02)
+    shutil.copytree(trained, tmp_path / "run")
+    opened = open_model(str(tmp_path / "run"), writes=False)
+    explorer = Explorer(opened, None, opened.run)
+    assert "Run routing" in explorer.model()
+    assert "tide-lm analyze routing" not in explorer.model()
+    *_, (said, shown) = analysed(explorer, "routing")
+    assert "routing has ended" in said
+    assert "Run routing" not in shown
+    assert "<svg" in shown
+    expected = analyze("routing", opened, AnalysisSettings())
+    written = json.loads((tmp_path / "run" / "results" / "routing.json").read_text())
+    assert written["by_layer"] == expected["by_layer"]
+    assert written["subject"]["model"] == str(tmp_path / "run")
+    for number in -1, 99:
+        with pytest.raises(ValueError, match="there is no analysis"):
+            explorer.analyse(number)
+
+
+def test_one_analysis_runs_at_a_time_and_can_be_stopped(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0.02)
+    explorer = Explorer(opened, None, tmp_path)
+    go_on = threading.Event()
+
+    def slow(log):
+        log("half of it")
+        go_on.wait(60)
+        log("all of it")
+
+    explorer.work.start("routing", slow)
+    shown = explorer.watch(Turn())
+    assert "routing is running" in next(shown)[0]
+    with pytest.raises(ValueError, match="routing is running: wait"):
+        explorer.work.start("norms", slow)
+    explorer.detail(TEXT, 1, 0)  # visitors are not kept waiting
+    left = explorer.watch(turn := Turn())
+    next(left)
+    turn.replaced = True
+    assert list(left) == []
+    explorer.work.stopped = True
+    go_on.set()
+    *_, (said, figures) = shown
+    assert said == ""
+    assert "It did not end: it was stopped" in figures
+
+    def fails(log):
+        raise RuntimeError("<b>no</b>")
+
+    explorer.work.start("norms", fails)
+    *_, (_, figures) = explorer.watch(Turn())
+    assert "It did not end: &lt;b&gt;no" in figures
+
+
+def test_an_analysis_does_not_replace_the_results_of_another_model(base_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0.02)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base_run / "export", tmp_path / "alone")
+    write_result(tmp_path / "runs" / "alone", "norms", {"subject": {"model": "elsewhere/alone"}})
+    opened = open_model("alone", writes=False)
+    explorer = Explorer(opened, None, opened.run)
+    *_, (_, figures) = analysed(explorer, "updates")
+    assert "holds results of elsewhere/alone" in figures
+
+
 def test_results_that_are_damaged_or_new_are_seen(opened, tmp_path):
     explorer = Explorer(opened, None, tmp_path)
     assert "tide-lm analyze routing" in explorer.model()
+    assert "Run routing" not in explorer.model()  # the results are those of another run
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "routing.json").write_text('{"tokens": []}')
     (tmp_path / "results" / "distances.json").write_text("{")
@@ -431,7 +534,7 @@ def test_what_a_browser_may_send_does_no_harm(opened, tmp_path):
     explorer = Explorer(opened, None, tmp_path)
     for text in "\ud800", None, "x" * 300_000, "\x00":
         assert all(len(shown) <= 100_000 for shown, _, _ in explorer.read(text, Turn()))
-        assert explorer.search(text) is not None
+        assert list(explorer.search(text, Turn()))
     for place in "1", 1.5, None, -1, 10**9, True:
         assert explorer.detail(TEXT, place, 0) == ""
         assert list(explorer.token(place, Turn())) == []

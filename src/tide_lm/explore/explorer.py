@@ -10,21 +10,24 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from tide_lm.analysis.analyze import Analysis
 from tide_lm.analysis.tables import names as table_names
-from tide_lm.explore import markup, pairs
+from tide_lm.explore import gains, markup, pairs
 from tide_lm.explore.markup import Colour, part
 from tide_lm.explore.reader import LIMIT, Reader, ReadText
 from tide_lm.explore.vocabulary import FOUND, Vocabulary
+from tide_lm.explore.work import Work, analysis
 from tide_lm.explore.writer import Column, columns, write
 from tide_lm.model.opened import OpenedModel
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.drawing import PALETTE, inline_svg, legend, plot
-from tide_lm.report.figure import Axes, Panel
+from tide_lm.report.figure import Axes, Figure, Panel
 from tide_lm.report.page import drawings
 from tide_lm.report.results import open_run
 from tide_lm.serve.sampling import Sampling
 
-SHOWN = [FIGURES[name] for name in ("routing", "layer-drop", "distances", "footprint", "bits", "ranks")]
+_NAMES = "routing layer-drop distances neighbours collapse norms gradients updates footprint bits ranks"
+SHOWN = [FIGURES[name] for name in _NAMES.split()]
 PROMPTS = [
     "Once upon a time there was",
     "The old man looked at the sea and",
@@ -37,6 +40,7 @@ EXAMPLES = [
     "def add(first, second):\n    return first + second",
     "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail about a little.",
 ]
+ANALYSES = [what.value for what in Analysis]
 LONGEST, LONGEST_PROMPT, LONGEST_WORD = 100_000, 5_000, 2_000  # characters
 LONGEST_WRITING, HOTTEST = 256, 2.0  # tokens; temperature
 _BETWEEN = 0.5  # seconds from one state of the page to the next, which has all tokens again
@@ -66,7 +70,9 @@ class Explorer:
     opened: OpenedModel
     base: OpenedModel | None
     results: Path
+    work: Work = field(default_factory=Work)
     _drawn: dict[Any, str] = field(default_factory=dict)
+    _gains: list[gains.Gains] = field(default_factory=list)  # once they are found
 
     @cached_property
     def reader(self) -> Reader:
@@ -106,8 +112,8 @@ class Explorer:
             self.detail(EXAMPLES[0], 0, 0)
         for _ in self.write(PROMPTS[0], 2, 0.8, 40, 1, Turn()) if self.columns else ():
             pass
-        self.search("a")
-        self.model()
+        for _ in self.search("a", Turn()):
+            self.model()
 
     def write(
         self, prompt: str, most: Any, temperature: Any, top_k: Any, seed: Any, turn: Turn
@@ -173,14 +179,25 @@ class Explorer:
             has_values=bool(getattr(self.opened.config, "memory_values", False)),
         )
 
-    def search(self, words: str) -> str:
-        """Return the tokens that hold some words, as buttons."""
-        words = _cleaned(words, LONGEST_WORD)
-        if not words:
-            return ""
-        ids, total = self.vocabulary.search(words)
-        texts = {id: self.vocabulary.texts[id] for id in ids}
-        return part("found_tokens", texts=texts, total=total, most=FOUND)
+    def search(self, words: str, turn: Turn) -> Iterator[str]:
+        """Yield the tokens that hold some words, as buttons; for none, those that memory helps most."""
+        if words := _cleaned(words, LONGEST_WORD):
+            ids, total = self.vocabulary.search(words)
+            texts = {id: self.vocabulary.texts[id] for id in ids}
+            yield part("found_tokens", texts=texts, total=total, most=FOUND)
+            return
+        steps = iter(self._gains or gains.gains(self.reader, self.vocabulary.texts, EXAMPLES))
+        for found, stopped in _paced(steps, turn, lambda found: found.whole):
+            if found.whole:
+                self._gains[:] = [found]
+            yield part(
+                "gains",
+                found=found,
+                texts=self.vocabulary.texts,
+                source=gains.source(self.reader),
+                against=gains.against(self.reader),
+                stopped=stopped,
+            )
 
     def token(self, id: Any, turn: Turn) -> Iterator[str]:
         """Yield a token's numbers at once, and its neighbours as they are found."""
@@ -243,7 +260,8 @@ class Explorer:
     def model(self) -> str:
         """Return the run's figures, and how to make those that are missing; they follow the results."""
         paths = sorted((self.results / "results").glob("*.json"))
-        state = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.exists())
+        state: tuple = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.exists())
+        state += tuple(self.work.faults.items())
         with self.reader.lock:
             if state not in self._drawn:
                 self._drawn.clear()
@@ -256,9 +274,40 @@ class Explorer:
         if self.opened.step is not None:
             source += f" They are of the run's last model, not of step {self.opened.step}."
         reasons = [(figure, figure.missing(run)) for figure in SHOWN]
-        missing = [(figure, reason) for figure, reason in reasons if reason]
-        drawn = [(figure, drawings(figure, [run])) for figure, reason in reasons if not reason]
-        return part("figures", source=source, drawn=[pair for pair in drawn if pair[1]], missing=missing)
+        missing = [
+            (figure, self.work.faults.get(figure.reads), reason, self._number(figure))
+            for figure, reason in reasons
+            if reason
+        ]
+        drawn = [
+            (figure, drawings(figure, [run]), figure.tables([run]))
+            for figure, reason in reasons
+            if not reason
+        ]
+        return part("figures", source=source, drawn=drawn, missing=missing)
+
+    def _number(self, figure: Figure) -> int | None:
+        """Return the number of the analysis that makes a figure, if it can be started here."""
+        is_own = self.results == self.opened.run and self.opened.step is None
+        can = figure.reads in ANALYSES and is_own and (self.opened.has_memory or not figure.of_memory)
+        return ANALYSES.index(figure.reads) if can else None
+
+    def analyse(self, number: int) -> None:
+        """Start an analysis, by its number."""
+        if not 0 <= number < len(ANALYSES):
+            raise ValueError(f"there is no analysis {number}: choose one on the page")
+        self.work.start(ANALYSES[number], analysis(self.opened, ANALYSES[number]))
+
+    def watch(self, turn: Turn) -> Iterator[tuple[str, str]]:
+        """Yield how far an analysis is, and the run's figures, until none runs."""
+        figures, ran = self.model(), None
+        while (running := self.work.running) and not turn.replaced:
+            ran = running
+            yield part("working", what=running, said=self.work.said), figures
+            time.sleep(_BETWEEN)
+        if not turn.replaced:
+            ended = f"{ran} has ended: it is shown below."
+            yield part("status", said=ended) if ran and ran not in self.work.faults else "", self.model()
 
 
 def _paced(

@@ -52,7 +52,7 @@ def escaped(value: Any) -> Markup:
 
 def with_code(message: str) -> Markup:
     """Return a message in which `this` is code."""
-    return Markup(re.sub("&#96;(.*?)&#96;", r"<code>\1</code>", escaped(message)))
+    return Markup(re.sub("&#96;(.*?)&#96;", r"<code>\1</code>", str(escaped(message))))
 
 
 def word(text: str) -> Markup:

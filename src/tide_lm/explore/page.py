@@ -127,7 +127,7 @@ def build(explorer: Explorer) -> "Blocks":
     require("gradio", "the explorer", "explore")
     import gradio as gr
 
-    turns = {name: Turns() for name in ("writes", "texts", "picks", "looks")}
+    turns = {name: Turns() for name in ("writes", "texts", "picks", "searches", "looks", "works")}
     with gr.Blocks(title=f"TIDE: {explorer.opened.name}", fill_width=True, analytics_enabled=False) as page:
         _show(value=explorer.about)
         with gr.Tabs(overflow_behavior="wrap") as tabs:
@@ -136,12 +136,12 @@ def build(explorer: Explorer) -> "Blocks":
                     write_fields, open_token, written = _write_tab(explorer, turns["writes"])
             with _tab("text"):
                 text_fields, read = _text_tab(explorer, turns["texts"], turns["picks"])
-            with _tab("tokens"):
-                token_fields, look_up = _tokens_tab(explorer, turns["looks"])
+            with _tab("tokens") as tab:
+                token_fields, look_up = _tokens_tab(explorer, tab, turns["searches"], turns["looks"])
             with _tab("pairs"):
                 pair_fields = _pairs_tab(explorer)
             with _tab("model") as tab:
-                _on(tab.select, explorer.model, None, _show())
+                _model_tab(explorer, tab, turns["works"])
         fields = text_fields | token_fields | pair_fields
         if explorer.columns:
             fields |= write_fields
@@ -275,13 +275,21 @@ def _text_tab(explorer: Explorer, texts: Turns, picks: Turns) -> tuple[dict[str,
     return {"text": typed, "shade": colour, "token": chosen, "layer": layer}, read_at
 
 
-def _tokens_tab(explorer: Explorer, looks: Turns) -> tuple[dict[str, Any], Callable]:
+def _tokens_tab(
+    explorer: Explorer, tab: Any, searches: Turns, looks: Turns
+) -> tuple[dict[str, Any], Callable]:
     """Return the fields, and a function that has the token looked up at an event."""
     import gradio as gr
 
     info = "part of a token, or #7 for the token with this id"
     words = gr.Textbox(label="Search tokens", info=info, max_length=LONGEST_WORD)
     found, card, id = _buttons(), _buttons(), _hidden()
+
+    def search(words: str, visitor: gr.Request) -> Iterator[str]:
+        yield from explorer.search(words, searches.begin(visitor, Turn()))
+
+    def stop_searching(visitor: gr.Request) -> None:
+        searches.stop(visitor)
 
     def choose(event: gr.EventData) -> int:
         return _picked(event, "place")
@@ -292,7 +300,9 @@ def _tokens_tab(explorer: Explorer, looks: Turns) -> tuple[dict[str, Any], Calla
     def stop_looking(visitor: gr.Request) -> None:
         looks.stop(visitor)
 
-    _on(words.change, explorer.search, words, found, trigger_mode="always_last")
+    for begin in tab.select, words.change:
+        _on(begin, search, words, found, **_AT_ONCE)
+    _on(found.stop, stop_searching, None, None, queue=False)
     _remember(words.change, words, "(words) => remember('tokens', { words })")
     chosen = _on(found.select, choose, None, id, queue=False, **_AT_ONCE)
     _on(chosen.then, look_up, id, card, **_AT_ONCE)
@@ -303,6 +313,27 @@ def _tokens_tab(explorer: Explorer, looks: Turns) -> tuple[dict[str, Any], Calla
         _on(event, look_up, id, card, **_AT_ONCE)
 
     return {"words": words, "id": id}, look_up_at
+
+
+def _model_tab(explorer: Explorer, tab: Any, works: Turns) -> None:
+    import gradio as gr
+
+    progress, figures = _buttons(), _buttons()
+
+    def watch(visitor: gr.Request) -> Iterator[tuple[str, str]]:
+        yield from explorer.watch(works.begin(visitor, Turn()))
+
+    def analyse(visitor: gr.Request, event: gr.EventData) -> Iterator[tuple[str, str]]:
+        explorer.analyse(_picked(event, "what"))
+        yield from watch(visitor)
+
+    def stop_analysing() -> None:
+        explorer.work.stopped = True
+
+    shown = [progress, figures]
+    _on(tab.select, watch, None, shown, **_AT_ONCE)
+    _on(figures.select, analyse, None, shown, **_AT_ONCE)
+    _on(progress.stop, stop_analysing, None, None, queue=False)
 
 
 def _pairs_tab(explorer: Explorer) -> dict[str, Any]:
