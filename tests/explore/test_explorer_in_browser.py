@@ -306,7 +306,12 @@ def test_a_link_shows_the_same_again(visit, address):
         "#tab=text&text=every+layer&token=999&layer=-1": "2 of 2 tokens read",
         "#tab=nowhere&token=x&seed=1e999": "Prompt",
     }.items():
-        visit(link=link).get_by_text(shown).first.wait_for()
+        page = visit(link=link)
+        page.get_by_text(shown).first.wait_for()
+        asked = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.wait_for_timeout(1500)
+        assert len(asked) < 10  # and it comes to rest
 
 
 def test_by_keyboard_alone(visit):

@@ -24,6 +24,7 @@ from tide_lm.model.opened import open_model
 from tide_lm.run.directory import write_result
 from tide_lm.serve import Engine, Sampling
 from tide_lm.serve.generate import generate
+from tide_lm.serve.text import Text, stop_ids
 from tide_lm.spec.config import Place, Residence
 from tide_lm.spec.form import Form
 
@@ -265,7 +266,7 @@ def test_texts_are_written_as_generate_does_by_several_at_once(opened, base, tmp
 
     def written(seed):
         *_, (texts, shown) = explorer.write(TEXT, 12, 0.8, 40, seed, Turn())
-        assert "12 of 12 tokens written" in shown
+        assert "of 12 tokens written" in shown
         return texts
 
     with ThreadPoolExecutor(4) as pool:
@@ -273,9 +274,11 @@ def test_texts_are_written_as_generate_does_by_several_at_once(opened, base, tmp
     ids = explorer.reader.encoded(TEXT).ids
     for column, model, memory in (0, opened, True), (1, opened, False), (2, base, True):
         for texts, one in zip(at_once, sampling, strict=True):
-            steps = Engine(model.model, memory=memory).generate([ids], 12, one)
-            text = opened.tokenizer.decode([*ids[1:], *(token for (token,) in steps)])
-            assert texts[column] == text
+            stop = stop_ids(opened.tokenizer, model.model)
+            text = Text(opened.tokenizer, ids[-1], stop)
+            steps = Engine(model.model, memory=memory).generate([ids], 12, one, stop)
+            text.ids += [token for (token,) in steps]
+            assert texts[column] == f"{TEXT}{text}"
     (alone,) = generate(opened.model, opened.tokenizer, [TEXT], 12, sampling[3])
     assert at_once[3][0] == f"{TEXT}{alone}"
 

@@ -14,7 +14,8 @@ window.remember = (tab, changes) => {
 };
 window.recall = (names, now) => names.map((name, at) => {
   if (!(name in given)) return now[at];
-  return now[at] === null || typeof now[at] === "number" ? Number(given[name]) : given[name];
+  if (typeof now[at] === "string") return given[name];
+  return given[name] !== "" && Number.isFinite(Number(given[name])) ? Number(given[name]) : now[at];
 });
 window.reopen = () => {
   const is = (tab) => tab.textContent.trim().toLowerCase() === opened;

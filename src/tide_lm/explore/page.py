@@ -282,7 +282,7 @@ def _tokens_tab(
     import gradio as gr
 
     info = "part of a token, or #7 for the token with this id"
-    words = gr.Textbox(label="Search tokens", info=info, max_length=LONGEST_WORD)
+    words = gr.Textbox("", label="Search tokens", info=info, max_length=LONGEST_WORD)
     found, card, id = _buttons(), _buttons(), _hidden()
 
     def search(words: str, visitor: gr.Request) -> Iterator[str]:
