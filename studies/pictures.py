@@ -33,10 +33,12 @@ def take(demo: Path, folder: Path, log: Callable[[str], None]) -> None:
     with sync_api.sync_playwright() as playwright, _explorer(demo) as address:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
-        for name, draw in {"explore-text": _text, "explore-tokens": _tokens, "explore-pairs": _pairs}.items():
+        drawn = {"write": _write, "text": _text, "tokens": _tokens, "pairs": _pairs}
+        for name, draw in drawn.items():
+            page.goto("about:blank")
             page.goto(address)
             draw(page)
-            log(str(_keep(page, folder / f"{name}.png")))
+            log(str(_keep(page, folder / f"explore-{name}.png")))
         page.goto((demo / "report" / "index.html").absolute().as_uri())
         page.set_viewport_size({"width": WIDTH, "height": 1500})
         log(str(_keep(page, folder / "report.png", whole=False)))
@@ -66,9 +68,15 @@ def _explorer(demo: Path) -> Iterator[str]:
         process.wait()
 
 
+def _write(page: "Page") -> None:
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.get_by_text("Click a token to look into it").wait_for()
+    page.wait_for_timeout(1000)
+
+
 def _text(page: "Page") -> None:
+    page.get_by_role("tab", name="Text").click()
     page.get_by_label("Text", exact=True).fill(TEXT)
-    page.get_by_role("radio", name="gain over the other model").check()
     page.get_by_role("button", name="Read").click()
     page.locator(".tokens [role=button]", has_text="list").click()
     page.get_by_text("What is predicted to follow").wait_for()

@@ -27,7 +27,8 @@ def no_gradio(monkeypatch):
     """Have gradio, and the page that is made with it, look as if they had never been imported."""
     for name in [name for name in sys.modules if name.split(".")[0] == "gradio"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "tide_lm.explore.page", raising=False)
+    for name in ("page", "server"):
+        monkeypatch.delitem(sys.modules, f"tide_lm.explore.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
 
 
@@ -57,10 +58,16 @@ def test_options_that_cannot_be_are_told_before_anything_is_loaded(trained, no_g
 def served(monkeypatch):
     """Record what the page is asked to show, and where, without serving it."""
     noted = {}
-    notes = types.ModuleType("tide_lm.explore.page")
-    notes.build = lambda explorer: noted.update(explorer=explorer)
-    notes.serve = lambda page, host, port, names, tell: noted.update(at=(host, port), names=names)
-    monkeypatch.setitem(sys.modules, "tide_lm.explore.page", notes)
+    notes = {name: types.ModuleType(f"tide_lm.explore.{name}") for name in ("page", "server")}
+
+    def serve(page, host, port, names, tell):
+        noted.update(at=(host, port), names=names)
+        tell(f"http://{host}:{port}")
+
+    notes["page"].build = lambda explorer: noted.update(explorer=explorer)
+    notes["server"].serve = serve
+    for module in notes.values():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return noted
 
 
@@ -87,6 +94,8 @@ def test_the_page_shows_both_models_of_a_demo_and_the_results_of_the_first(train
     assert served["at"] == ("127.0.0.1", port)
     assert {"127.0.0.1", "localhost"} <= set(served["names"])
     assert "warning" not in done.stderr
+    assert f"http://127.0.0.1:{port}" in done.stdout.splitlines()  # alone on its line
+    assert "Ctrl-C" in done.stderr
 
 
 def test_other_results_may_be_shown_and_an_open_address_is_warned_of(trained, tmp_path, served):

@@ -56,4 +56,9 @@ def command(
     with working(f"Loading {opened.name}"):
         explorer.warm_up()
     names = (*LOOPBACK, "[::1]") if is_local else ()  # as browsers write them
-    serve(page, host, port, names, lambda where: typer.echo(f"{where} (end with Ctrl-C)", err=True))
+
+    def tell(where: str) -> None:
+        typer.echo("Open this address in a browser; Ctrl-C ends the explorer:", err=True)
+        typer.echo(where)
+
+    serve(page, host, port, names, tell)
