@@ -138,6 +138,13 @@ def read(page, text, tokens=None):
         page.get_by_text(f"{tokens:,} of {tokens:,} tokens read").wait_for()
 
 
+def search(page, words):
+    """Search the vocabulary, and return the buttons that were found."""
+    page.get_by_label("Search tokens").fill(words)
+    page.get_by_text(re.compile(r"^[\d,]+ tokens?(\.|, of which)")).wait_for()
+    return page.locator(".found button")
+
+
 def numbers(page, table):
     """The cells of a table, by its name."""
     rows = page.get_by_role("table", name=re.compile(table)).locator("tbody tr")
@@ -341,8 +348,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(visit, scheme):
     for tab in "Text", "Tokens", "Pairs", "Model", "Write":
         page.get_by_role("tab", name=tab).click()
         if tab == "Tokens":
-            page.get_by_label("Search tokens").fill("layer")
-            page.locator(".found button").first.click()
+            search(page, "layer").first.click()
             page.get_by_text("overlap with E").wait_for()
         if tab in ("Pairs", "Write"):
             page.get_by_role("button", name="Compare" if tab == "Pairs" else tab, exact=True).click()
@@ -404,8 +410,7 @@ def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_m
         assert keys == [*(f"M{block}" for block in range(1, 25)), "null"]
         page.kept("many-text")
         page.get_by_role("tab", name="Tokens").click()
-        page.get_by_label("Search tokens").fill("#7")
-        page.locator(".found button").click()
+        search(page, "#7").click()
         page.get_by_text("overlap with E").wait_for()
         page.kept("many-tokens")
         page.get_by_role("tab", name="Model").click()
@@ -497,8 +502,7 @@ def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit
         assert not page.get_by_text("What is predicted to follow").is_visible()
         assert page.locator("[role=button][aria-pressed='true']").count() == 0
         page.get_by_role("tab", name="Tokens").click()
-        page.get_by_label("Search tokens").fill("e")
-        found = page.locator(".found button")
+        found = search(page, "e")
         for place in 0, 2, 1:
             found.nth(place).click()
         page.get_by_text("overlap with E").wait_for()

@@ -347,7 +347,7 @@ def test_the_words_that_memory_helps_most_are_those_of_the_held_out_text(opened,
         *_, shown = explorer.search("", Turn())
         (found,) = explorer._gains
         assert found.read == 256
-        assert len(found.words) > 3
+        assert found.words
         for id, mean, count in found.words:
             at = ids_BT[:, 1:] == id
             assert (mean, count) == (pytest.approx(float(gain_BT[at].mean()), abs=1e-4), int(at.sum()))

@@ -48,9 +48,10 @@ def against(reader: Reader) -> str | None:
 def gains(reader: Reader, texts: list[str], examples: list[str]) -> Iterator[Gains]:
     """Yield the words as more is read: held-out text where the run's data is here, or else some examples.
 
-    `texts` are those of all ids: a word is a token of letters, with a space before it.
+    `texts` are those of all ids: a word is a token of letters that has a space before it, in English. Where
+    there is none, all tokens count.
     """
-    is_word_V = torch.tensor([text[:1] == " " and text[1:].isalpha() and len(text) > 2 for text in texts])
+    is_word_V = torch.tensor([_is_word(text) for text in texts])
     sums_V, counts_V = torch.zeros(len(texts)), torch.zeros(len(texts))
     tokens, words = 0, []
     fewest = FEWEST if _has_data(reader) else 1
@@ -62,7 +63,10 @@ def gains(reader: Reader, texts: list[str], examples: list[str]) -> Iterator[Gai
         sums_V.index_add_(0, id_N, gain_N)
         counts_V.index_add_(0, id_N, torch.ones(len(id_N)))
         tokens += len(id_N)
-        means_V = (sums_V / counts_V).masked_fill((counts_V < fewest) | ~is_word_V, -torch.inf)
+        wanted_V = counts_V * is_word_V
+        wanted_V = wanted_V if wanted_V.any() else counts_V
+        too_few_V = wanted_V < min(fewest, float(wanted_V.max()))
+        means_V = (sums_V / counts_V).masked_fill(too_few_V, -torch.inf)
         best = means_V.topk(min(SHOWN, len(texts)))
         found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         words = [(id, mean, int(counts_V[id])) for id, mean in found if mean > -torch.inf]
@@ -70,6 +74,11 @@ def gains(reader: Reader, texts: list[str], examples: list[str]) -> Iterator[Gai
         if tokens >= TOKENS:
             break
     yield Gains(words, tokens, whole=True)
+
+
+def _is_word(text: str) -> bool:
+    word = text.strip()
+    return word.isalpha() and (len(word) < len(text) and len(word) > 1 if word.isascii() else True)
 
 
 def _has_data(reader: Reader) -> bool:
