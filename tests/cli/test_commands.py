@@ -23,6 +23,7 @@ from tide_lm.data.prepare import Settings, prepare
 from tide_lm.data.shards import Manifest, TokenSplit
 from tide_lm.report.formatting import difference
 from tide_lm.run import doctor
+from tide_lm.run.optional import install
 from tide_lm.spec import presets
 
 
@@ -169,7 +170,7 @@ def test_doctor_reports_what_is_missing_or_too_old(monkeypatch):
     assert tide_lm("doctor", "--json").returncode == 1
     done = tide_lm("doctor")
     assert done.returncode == 1
-    assert "pip install -e '.[ray]'" in done.stdout
+    assert install("ray") in done.stdout
 
 
 def test_doctor_knows_the_extra_of_a_package():

@@ -17,6 +17,7 @@ import torch
 from command import tide_lm
 
 from tide_lm.cli import serve
+from tide_lm.run.optional import install
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 
@@ -180,4 +181,4 @@ def test_without_a_server_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
     done = tide_lm("serve", folder)
     assert done.returncode == 1
-    assert "pip install -e '.[serve]'" in done.said
+    assert install("serve") in done.said

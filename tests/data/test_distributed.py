@@ -4,6 +4,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from tide_lm.data import builtin, distributed, prepare, sources
 from tide_lm.data.prepare import Settings
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import Assemble, Encode, WorkingFolder
+from tide_lm.run.optional import install
 
 WORDS = ["every", "layer", "knows", "the", "token", "beneath", "the", "context", "and", "adds", "it"]
 
@@ -471,7 +473,7 @@ def test_a_missing_package_is_named_with_its_install_command(
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    message = rf"--executor {executor} needs the package {package} .*pip install -e '.\[{extra}\]'"
+    message = rf"--executor {executor} needs the package {package} .*{re.escape(install(extra))}"
     with pytest.raises(ValueError, match=message):
         distributed.prepare(settings, tmp_path / "out", executor=executor, tasks=1, options={})
     assert not list(tmp_path.iterdir())

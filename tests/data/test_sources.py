@@ -4,12 +4,14 @@ import gzip
 import importlib
 import json
 import lzma
+import re
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from tide_lm.data import sources
+from tide_lm.run.optional import install
 
 TEXTS = ["One line.\nAnother, after\u2028a separator.", "", "Zwei Wörter\r\n", "三"]
 
@@ -140,7 +142,7 @@ def test_a_missing_package_is_named_with_its_install_command(tmp_path, monkeypat
     (tmp_path / source.removeprefix("hf:").replace("/", "-")).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(ValueError, match=rf"needs the package {package} .*pip install -e '.\[data\]'"):
+    with pytest.raises(ValueError, match=rf"needs the package {package} .*{re.escape(install('data'))}"):
         texts_of(source)
 
 

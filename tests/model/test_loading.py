@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from tide_lm.model import TideConfig, TideForCausalLM, TideModel
 from tide_lm.model.loading import memory_tensors
+from tide_lm.run.optional import ELSEWHERE
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 """
     done = run_python(code, str(folder), HF_MODULES_CACHE=str(tmp_path / "modules"))
     assert done.returncode == 1
-    assert "pip install tide-lm" in done.stderr.splitlines()[-1]
+    assert ELSEWHERE in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("missing", ["tide_lm", "torch"])
@@ -135,7 +136,7 @@ def test_the_shim_names_the_install_command_unless_another_package_is_missing(fo
     code = f"import runpy, sys; sys.modules[{missing!r}] = None; runpy.run_path(sys.argv[1])"
     done = run_python(code, str(folder / "modeling_tide.py"))
     assert done.returncode == 1
-    last, cure = done.stderr.splitlines()[-1], "pip install tide-lm"
+    last, cure = done.stderr.splitlines()[-1], ELSEWHERE
     assert cure in last if missing == "tide_lm" else missing in last and cure not in last
 
 

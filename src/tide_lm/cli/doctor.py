@@ -7,6 +7,7 @@ import typer
 from tide_lm.cli.options import AsJson
 from tide_lm.cli.output import print_json, print_next, print_table
 from tide_lm.cli.progress import working
+from tide_lm.run.optional import install
 
 
 def command(as_json: AsJson = False) -> None:
@@ -39,7 +40,7 @@ def _print(report: dict[str, Any]) -> None:
     ]
     for name, version in report["packages"].items():
         extra = report["extras"].get(name)
-        absent = f"not installed (pip install -e '.[{extra}]')" if extra else "not installed"
+        absent = f"not installed ({install(extra)})" if extra else "not installed"
         rows.append((name, version or absent))
     print_table("tide-lm doctor", ["what", "found"], rows, numbers=False)
     for problem in report["problems"]:

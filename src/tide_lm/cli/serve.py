@@ -13,6 +13,7 @@ import typer
 from tide_lm.cli.demo import tide_run
 from tide_lm.cli.options import Device, Memory, check_address
 from tide_lm.run.directory import check_exists, exported, name_of
+from tide_lm.run.optional import install
 from tide_lm.spec.config import ModelConfig, Place, Residence
 
 _CHAT = Path(__file__).parents[1] / "interop" / "chat.jinja"
@@ -68,9 +69,7 @@ def command(
             "HF_HUB_DISABLE_UPDATE_CHECK", "1"
         )  # it would advise versions that are not tested
     else:
-        raise ValueError(
-            "no server is installed: pip install -e '.[serve]' for that of transformers, or vllm"
-        )
+        raise ValueError(f"no server is installed: {install('serve')} for that of transformers, or vllm")
     check_address(host, port)
     typer.echo(f"{server} serves {folder!r} as {name!r} at {_address(host, port)}/v1", err=True)
     if server == "vLLM":

@@ -11,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
 from tide_lm.run import files
+from tide_lm.run.optional import ELSEWHERE
 from tide_lm.run.settings import ModelSection
 from tide_lm.spec import recipes
 from tide_lm.spec.config import check_memory
@@ -19,7 +20,7 @@ from tide_lm.spec.recipes import Recipe
 _SHIM_MODULE = "modeling_tide"
 
 
-_SHIM = '''\
+_SHIM = f'''\
 """Lets transformers find TIDE with `trust_remote_code=True`. All code is in the package tide-lm."""
 
 try:
@@ -27,7 +28,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] != "tide_lm":
         raise
-    raise ModuleNotFoundError("this is a TIDE model, which needs: pip install tide-lm") from error
+    raise ModuleNotFoundError("this is a TIDE model, which needs tide-lm: {ELSEWHERE}") from error
 '''
 
 

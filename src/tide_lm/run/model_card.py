@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_lm import __version__
+from tide_lm.run.optional import ELSEWHERE
 from tide_lm.run.settings import ModelSection, RunConfig
 from tide_lm.spec.estimate import count_parameters
 
@@ -34,7 +35,7 @@ def model_card(name: str, config: RunConfig, tokens: int, results: Mapping[str, 
             *_deciles(validation),
             *_perplexities(results.get("perplexity", {}).get("texts", {})),
             *(_benchmarks(results["benchmarks"]) if "benchmarks" in results else []),
-            "Open it with `pip install tide-lm`, then `import tide_lm` and "
+            f"Install the package that opens it ({ELSEWHERE}), then `import tide_lm` and call "
             "`AutoModelForCausalLM.from_pretrained(...)`.",
             "",
             "```json",
