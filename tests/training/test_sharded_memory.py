@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train import sharded_memory as script
+from training import sharded_memory as script
 
 from tide_lm.run import process_group
 from tide_lm.training import exchange, sharded_memory
