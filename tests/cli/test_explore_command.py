@@ -8,6 +8,8 @@ import types
 import pytest
 from command import tide_lm
 
+from tide_lm.run.optional import install
+
 
 def told(*arguments):
     """Return what the command says as it fails."""
@@ -35,7 +37,7 @@ def no_gradio(monkeypatch):
 def test_without_gradio_the_extra_is_named(trained, no_gradio):
     said = told(trained, "--port", free_port())
     assert "the explorer needs the package gradio" in said
-    assert ".[explore]" in said
+    assert install("explore") in said
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path):

@@ -1,6 +1,7 @@
 """The page as it is wired, without a browser: which answer each control asks for, and with what."""
 
 import importlib.util
+import inspect
 import os
 from types import SimpleNamespace
 from unittest import mock
@@ -33,7 +34,12 @@ def asked(explorer):
 
     with mock.patch.dict(os.environ):  # which it changes
         page = build(explorer)
-    return {function.name: function for function in page.fns.values()}
+    found = {}
+    for function in page.fns.values():
+        sources = found.setdefault(function.name, function).fn, function.fn
+        first, second = (getattr(inspect.unwrap(fn), "__code__", None) for fn in sources)
+        assert first is second, f"two functions of the page have the name {function.name}"
+    return found
 
 
 def test_every_question_has_its_controls_and_none_is_open_to_programs(asked):

@@ -84,10 +84,10 @@ def _chosen(texts: list[str], typed: Any) -> Any:
     """Return buttons that put a text into a field; the event goes on once it is there."""
     import gradio as gr
 
-    def choose(event: gr.EventData) -> str:
+    def type_in(event: gr.EventData) -> str:
         return texts[_picked(event, "example") % len(texts)]
 
-    return _on(_buttons(value=part("examples", texts=texts)).select, choose, None, typed)
+    return _on(_buttons(value=part("examples", texts=texts)).select, type_in, None, typed)
 
 
 def _picked(event: Any, name: str) -> int:
@@ -291,7 +291,7 @@ def _tokens_tab(
     def stop_searching(visitor: gr.Request) -> None:
         searches.stop(visitor)
 
-    def choose(event: gr.EventData) -> int:
+    def choose_id(event: gr.EventData) -> int:
         return _picked(event, "place")
 
     def look_up(id: int | None, visitor: gr.Request) -> Iterator[str]:
@@ -304,7 +304,7 @@ def _tokens_tab(
         _on(begin, search, words, found, **_AT_ONCE)
     _on(found.stop, stop_searching, None, None, queue=False)
     _remember(words.change, words, "(words) => remember('tokens', { words })")
-    chosen = _on(found.select, choose, None, id, queue=False, **_AT_ONCE)
+    chosen = _on(found.select, choose_id, None, id, queue=False, **_AT_ONCE)
     _on(chosen.then, look_up, id, card, **_AT_ONCE)
     _remember(chosen.then, id, "(id) => remember('tokens', { id })")
     _on(card.stop, stop_looking, None, None, queue=False)
