@@ -158,6 +158,7 @@ def test_analyze_all_opens_a_model_once_and_leaves_out_what_does_not_fit(
 
     (tmp_path / "short.txt").write_text(TEXT)
     calls, open_model = [], opened.open_model
+    monkeypatch.setattr("tide_lm.cli.progress.SECONDS_BEFORE_A_LINE", 0)
     monkeypatch.setattr(opened, "open_model", lambda *_, **named: calls.append(_) or open_model(*_, **named))
     done = tide_lm("analyze", "all", run, "--text", tmp_path / "short.txt")
     assert (done.returncode, len(calls)) == (0, 1), done.stderr

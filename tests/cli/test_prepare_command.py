@@ -28,7 +28,8 @@ def text(tmp_path):
     return path
 
 
-def test_it_prints_what_it_made(text, tmp_path):
+def test_it_prints_what_it_made(text, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.cli.progress.SECONDS_BEFORE_A_LINE", 0)
     options = ["--train-tokenizer", 300, "--validation", 0.1, "--text-field", "body"]
     done = tide_lm("prepare", text, "--out", tmp_path / "a", *options, "--json")
     assert done.returncode == 0, done.stderr

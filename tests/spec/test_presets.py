@@ -35,7 +35,7 @@ def test_what_the_paper_states_is_marked():
     [
         ("tide-8e-1B", "did you mean 'tide-8e-1b'"),
         ("tide8e-1b", "did you mean 'tide-8e-1b'"),
-        ("tide-0e-1b", "did you mean"),
+        ("tide-0e-1b", "no tables, so it is the base model: write 'base-1b'"),
         ("gpt", "SIZE one of tiny, 6m, small"),
     ],
 )

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -641,13 +642,23 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
     assert capsys.readouterr().err == "step 1/24 :cat:\n"
 
 
+def test_only_long_work_says_elsewhere_that_it_has_begun(monkeypatch, capsys):
+    with progress.working("Adding"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_LINE", 0.01)
+    with progress.working("Adding"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "Adding ...\n"
+
+
 def test_bytes_that_are_written_are_told_in_lines_elsewhere(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     with progress.writing_progress() as begin:
         advance = begin(3 * 10**9)
         advance(10**9)
         advance(2 * 10**9)
-    said = "Writing ...", "Writing: 1.0 of 3.0 GB", "Writing: 3.0 of 3.0 GB"
+    said = "Writing: 1.0 of 3.0 GB", "Writing: 3.0 of 3.0 GB"
     assert capsys.readouterr().err.splitlines() == list(said)
 
 

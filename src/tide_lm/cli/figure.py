@@ -27,6 +27,7 @@ def command(
     from tide_lm.report.results import open_runs
 
     opened = open_runs(runs)
+    FIGURES[name].demand(opened)
     folder = out or runs[0] / "report"
     check_writable(folder)
     with working(f"Drawing {name}"):

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +13,16 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+SECONDS_BEFORE_A_LINE = 3  # what is done sooner, or refused, needs none
 SECONDS_BETWEEN_LINES = 30
 
 
 @contextmanager
 def working(title: str) -> Iterator[Callable[[str], None]]:
-    """Give `log(line)`, which shows a line behind the title; elsewhere than on a terminal now and then."""
+    """Give `log(line)`, which shows a line behind the title.
+
+    Elsewhere than on a terminal the title is a line once the work takes long, and the others now and then.
+    """
     from rich.console import Console
     from rich.markup import escape
 
@@ -25,7 +30,9 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
         with Console(stderr=True).status(escape(f"{title} ...")) as status:
             yield lambda what: status.update(escape(f"{title}: {what}"))
         return
-    typer.echo(f"{title} ...", err=True)
+    begun = threading.Timer(SECONDS_BEFORE_A_LINE, typer.echo, (f"{title} ...",), {"err": True})
+    begun.daemon = True
+    begun.start()
     last = time.monotonic()
 
     def log(what: str) -> None:
@@ -34,7 +41,11 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
             last = time.monotonic()
             typer.echo(f"{title}: {what}", err=True)
 
-    yield log
+    try:
+        yield log
+    finally:
+        begun.cancel()
+        begun.join()
 
 
 @contextmanager
