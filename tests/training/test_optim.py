@@ -3,7 +3,8 @@ import torch
 
 from tide_lm.run.settings import OptimSection
 from tide_lm.training import optim
-from tide_lm.training.optim import learning_rate, make_optimizer
+from tide_lm.training.optim import make_optimizer
+from tide_lm.training.schedule import learning_rate
 
 
 def test_the_schedule_passes_through_the_papers_points():

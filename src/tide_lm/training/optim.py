@@ -1,7 +1,7 @@
-"""The optimiser and its schedule, as in the paper's table of training settings."""
+"""The optimiser, as in the paper's table of training settings."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,26 +38,6 @@ def grouped(model: nn.Module, settings: OptimSection) -> list[dict[str, Any]]:
             own = tables if name.endswith("memory.weight") else gains if is_gain else others
             own["params"].append(parameter)
     return [each for each in (others, gains, tables) if each["params"]]
-
-
-class Decay(NamedTuple):
-    """Where the cosine begins: at which step, and at which rate."""
-
-    step: int
-    rate: float
-
-
-def learning_rate(step: int, steps: int, settings: OptimSection, begin: Decay | None = None) -> float:
-    """Return a step's rate: linear warm-up to `max_lr`, then a cosine down to `min_lr` at the last step.
-
-    The cosine begins there, unless a run that was resumed with another number of steps says where.
-    """
-    warmup = settings.warmup_steps
-    if step < warmup:
-        return settings.warmup_lr + (settings.max_lr - settings.warmup_lr) * step / warmup
-    first, rate = begin or (warmup, settings.max_lr)
-    done = min((step - first) / max(steps - 1 - first, 1), 1)
-    return settings.min_lr + (rate - settings.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
 
 def gradient_norm(model: nn.Module, rows: RowOptimizer | None) -> torch.Tensor:

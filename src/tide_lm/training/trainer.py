@@ -5,8 +5,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tide_lm.data.frequency import LossByBin
-from tide_lm.data.loader import Batch, Loader, validation_windows
+from tide_lm.data.loader import Batch, Loader
 from tide_lm.model import TideForCausalLM
 from tide_lm.ops.transfer import upload
 from tide_lm.run import checkpoint, files, process_group
@@ -23,14 +21,16 @@ from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.model_card import model_card
 from tide_lm.run.settings import RunConfig, compare
 from tide_lm.spec.estimate import count_parameters, train_flops
-from tide_lm.training import optim, parallel
+from tide_lm.training import optim, schedule
 from tide_lm.training.build import MakeModel, build_objective, build_row_optimizer
 from tide_lm.training.checks import doubts
 from tide_lm.training.export import export
 from tide_lm.training.gradient_recorder import GradientRecorder
+from tide_lm.training.held_out import HeldOut
 from tide_lm.training.inputs import open_inputs, verify
 from tide_lm.training.monitor import Monitor
 from tide_lm.training.row_optimizer import StepRows, gains_are_zero
+from tide_lm.training.schedule import Decay, learning_rate
 from tide_lm.training.speed import Speedometer, progress_line
 
 NON_FINITE_LIMIT = 3
@@ -86,12 +86,13 @@ class Trainer:
         self.model = self.objective.model
         self.row_optimizer = build_row_optimizer(self.objective, config.optim) if row_lazy else None
         self.optimizer = optim.make_optimizer(self.model, config.optim)
+        self.held_out = HeldOut(config, self.inputs, self.objective, self.row_optimizer)
         self.recorder = GradientRecorder(self.model) if config.train.record_gradients else None
         flops = train_flops(config.model.shape(), config.data.sequence)
         self.speed = Speedometer(self.device, flops / world_size)
         self._ahead: StepBatch | None = None
         self.step = 0
-        self.decay: optim.Decay | None = None  # that of the settings
+        self.decay: Decay | None = None  # that of the settings
         self.non_finite = 0
         self.stopped_by = 0  # the signal that all ranks know of
         self._signal = 0  # the signal that this rank knows of
@@ -201,7 +202,7 @@ class Trainer:
             self.progress(self.step)
             last, stopping = self.step == settings.steps, self.stopped_by > 0
             if last or _is_due(self.step, settings.validate_every):
-                record |= {"validation": self._validate(), "sample": self.sample()}
+                record |= {"validation": self.held_out.validate(), "sample": self.held_out.sample()}
                 validation = {"step": self.step, **record["validation"]}
             if "validation" in record or _is_due(self.step, settings.log_every):
                 process_group.run_on_first(partial(self._log, record | {"losses": losses}))
@@ -213,7 +214,7 @@ class Trainer:
                 self.log(f"stopped by a signal at step {self.step:,}: add --resume to continue")
                 return validation
         if validation.get("step") != self.step:  # train.steps was lowered to a step that is done
-            validation = {"step": self.step, **self._validate()}
+            validation = {"step": self.step, **self.held_out.validate()}
         process_group.run_on_first(partial(self._write_results, validation))
         tokens = self.loader.windows * self.loader.sequence
         card = model_card(self.run.path.name, self.config, tokens, {"validation": validation})
@@ -239,7 +240,7 @@ class Trainer:
         gradient_norm = optim.gradient_norm(self.model, self.row_optimizer)
         process_group.all_sum(mean_loss)
         self.stopped_by = process_group.all_max(self._signal)
-        rate = optim.learning_rate(self.step, self.config.train.steps, self.config.optim, self.decay)
+        rate = learning_rate(self.step, self.config.train.steps, self.config.optim, self.decay)
         self._ahead = self._prepare()  # while the GPU works, and before the host waits for it
         loss, norm = mean_loss.item(), gradient_norm.item()
         if self._is_finite(loss, norm):
@@ -323,54 +324,6 @@ class Trainer:
         if "sample" in record:
             self.log(f"sample: {record['sample']!r}")
 
-    def _validate(self) -> dict[str, Any]:
-        windows = validation_windows(
-            self.inputs.validation,
-            self.loader.sequence,
-            self.config.train.validation_sequences,
-            self.config.train.micro_batch_size(self.loader.world_size),
-            self.loader.rank,
-            self.loader.world_size,
-        )
-        losses = LossByBin(self.inputs.bins)
-        with self._evaluating(), torch.no_grad():
-            for inputs, targets in windows:
-                targets_N = targets.flatten().to(self.device)
-                if not len(targets_N):  # a rank without a window left takes part in the collectives
-                    inputs = targets = torch.zeros(1, self.loader.sequence, dtype=torch.long)
-                result = self.objective(inputs.to(self.device), targets.to(self.device))
-                losses.add(result.per_token_N[: len(targets_N)], targets_N)
-            process_group.all_sum(losses.sums_R)
-            process_group.all_sum(losses.counts_R)
-        return losses.result()
-
-    def sample(self) -> str:
-        """Return what the model writes at the beginning of a document, the likeliest token each time."""
-        start = self.inputs.manifest.bos_token_id
-        ids = torch.tensor([[0 if start is None else start]], device=self.device)
-        with self._evaluating(), self.objective.precision(self.device):
-            parallel.unshard(self.objective)
-            written = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=32,
-                do_sample=False,
-                pad_token_id=0,
-                synced_gpus=process_group.is_distributed(),
-            )
-        return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Put the model into evaluation, not compiled: validation and generation have other shapes."""
-        if self.row_optimizer is not None:
-            self.row_optimizer.flush()
-        self.objective.eval()
-        with torch.compiler.set_stance("force_eager"):
-            yield
-        parallel.reshard(self.objective)
-        self.objective.train()
-
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return a checkpoint's tensors by name, without those of the row optimiser."""
         tensors = optim.named_tensors(self.model, self.optimizer)
@@ -406,23 +359,10 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self._ahead = None
         self.log(f"resumed from step {self.step}")
-        begin = state.get("decay")
-        self._continue_decay(RunConfig.from_saved(state["config"]), begin and optim.Decay(*begin))
-
-    def _continue_decay(self, before: RunConfig, begin: optim.Decay | None) -> None:
-        """Have the rate go on from where it stood, unless its settings changed or it still rises."""
-        settings, old, new = self.config.optim, before.train.steps, self.config.train.steps
-        if before.optim.rates != settings.rates:
-            return
-        self.decay = begin
-        if old != new and settings.warmup_steps <= self.step < new:
-            stood, least = optim.learning_rate(self.step, old, settings, begin), settings.min_lr
-            self.decay = optim.Decay(self.step, stood)
-            if stood > 1.01 * least:
-                way = f"falls from {stood:.2e}, where it stood, to {least:.2e}"
-            else:
-                way = f"has fallen and stays at {least:.2e}; a new run with --from would warm up again"
-            self.log(f"train.steps was {old:,} and is {new:,}: the learning rate {way}")
+        before, begin = RunConfig.from_saved(state["config"]), state.get("decay")
+        self.decay, told = schedule.go_on(before, self.config, self.step, begin and Decay(*begin))
+        if told:
+            self.log(told)
 
     def _stop(self, number: int, _: Any) -> None:
         """Stop after the present step at the first signal, and at once at a second interrupt."""
