@@ -326,10 +326,21 @@ def run(
     ),
     kept: _KEPT = Path("runs/optimum-kept"),
     seconds: Annotated[float, typer.Option("--seconds", help="Begin no run later than that.")] = 1e9,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes side by side: six fill a large GPU.")
+    ] = 1,
 ) -> None:
-    """Train the runs that are not done yet."""
-    plan = [Tuned.named(name) for name in names]
-    train_all(plan, data, scratch, kept, time.time() + seconds, typer.echo)
+    """Train the runs that are not done yet; stopped by a signal, they go on when it is called again."""
+    plan, begun = [Tuned.named(name) for name in names], time.time()
+    if processes == 1:
+        train_all(plan, data, scratch, kept, begun + seconds, typer.echo)
+        return
+    options = {"--data": data, "--scratch": scratch, "--kept": kept, "--seconds": seconds}
+    words = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-u", "-m", "studies.optimum", "run", *names, *words]
+    from studies.runner import side_by_side
+
+    raise typer.Exit(side_by_side(processes, command, scratch, typer.echo))
 
 
 @app.command(name="collect")
