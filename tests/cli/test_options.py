@@ -120,10 +120,10 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
 
 
 @pytest.mark.parametrize("words", [("generate", "a prompt"), ("pack", "--out", "packed"), ("evaluate",)])
-def test_a_demo_stands_for_its_tide_run(words, reached, tmp_path):
+def test_a_demo_stands_for_its_tide_run(words, trained, reached, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "demo.json").write_text("{}")
-    (tmp_path / "tide").mkdir()
+    (tmp_path / "tide").symlink_to(trained)
     (model,), _ = reached("model.opened.open_model", words[0], tmp_path, *words[1:])
     assert model == str(tmp_path / "tide")
 
@@ -177,7 +177,7 @@ def test_what_is_drawn_and_where(trained, reached, tmp_path):
     (_, runs, out), _ = reached("report.drawing.write", "figure", "norms", trained, "--out", tmp_path)
     assert ([run.path for run in runs], out) == ([trained], tmp_path)
     page = tmp_path / "page.html"
-    (runs, out, _), _ = reached("report.page.write_report", "report", trained, "--out", page)
+    (runs, out, _, _), _ = reached("report.page.write_report", "report", trained, "--out", page)
     assert (runs, out) == ([trained], page)
     assert reached("report.model_cards.write_cards", "report", trained, "--cards") == ([[trained]], {})
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def print_table(
 ) -> None:
     """Print a title and a table; with `numbers`, the columns after the first are aligned right.
 
-    Without a `width` it is as wide as the terminal.
+    Without a `width` it is as wide as the terminal, which folds the title itself.
     """
     from rich import box
     from rich.console import Console
@@ -36,7 +37,8 @@ def print_table(
     console = Console()
     # In a narrow one, numbers would be cut; and a file has no width.
     console.width = width or (max(console.width, 80) if console.is_terminal else 120)
-    console.print(escape(title), style="bold", highlight=False, emoji=False, soft_wrap=True)
+    folded = textwrap.fill(title, width, break_long_words=False, break_on_hyphens=False) if width else title
+    console.print(escape(folded), style="bold", highlight=False, emoji=False, soft_wrap=True)
     console.print(table)
 
 
