@@ -5,6 +5,7 @@
 # make test-oldest   tests of model, ops, paper and serve under the oldest transformers supported
 # make test-newest   the same under the newest torch and transformers
 # make test-vllm     tests with vLLM, on the CPU, in a virtual environment of their own
+# make dist          a wheel and an sdist, in dist/
 # make docs          the site of README.md and docs/, with references made from the code
 # make lint          format, lint, types and floors alone
 # make format        format, and fix what can be fixed
@@ -33,7 +34,7 @@ $(foreach venv,$(VENV) $(OLDEST) $(NEWEST) $(VLLM),$(shell \
   test -x $(venv)/bin/python -a "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint docs demo format clean
+.PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint docs dist demo format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -105,6 +106,11 @@ test-vllm: $(VLLM)/.installed
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "the site is in build/site; to search it: $(VENV)/bin/python -m http.server -d build/site"
+
+# With what is installed, so without a network.
+dist: setup
+	rm -rf dist
+	$(VENV)/bin/python -m hatchling build
 
 demo: setup
 	$(VENV)/bin/tide-lm demo
