@@ -36,6 +36,14 @@ WIDER_THAN_THEIR_BOX = """[...document.querySelectorAll("html, .tide, .tide *")]
     .filter((one) => getComputedStyle(one).display !== "inline")
     .filter((one) => one.scrollWidth > one.clientWidth + 1)
     .map((one) => one.outerHTML.slice(0, 200))"""
+BROKEN_NUMBERS = """[...document.querySelectorAll(".tide td")]
+    .filter((one) => one.checkVisibility() && /^[-+]?[0-9.,]+$/.test(one.textContent))
+    .filter((one) => {
+        const range = document.createRange();
+        range.selectNodeContents(one);
+        return range.getBoundingClientRect().height > 25;
+    })
+    .map((one) => one.outerHTML)"""
 TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"
 
 
@@ -52,13 +60,21 @@ def run(trained, tmp_path_factory):
 SLOWLY = """
 import time
 from tide_lm.cli import main
+from tide_lm.explore import gains, work
 from tide_lm.explore.reader import Reader
 from tide_lm.explore.vocabulary import Vocabulary
-for reader, name in (Reader, "detail"), (Reader, "_read_on"), (Vocabulary, "entry"):
-    def slow(*given, function=getattr(reader, name)):
+from tide_lm.serve.engine import Engine
+reader = (Reader, "detail"), (Reader, "_read_on")
+for place, name in *reader, (Vocabulary, "entry"), (gains, "_gain"), (work.Work, "_log"):
+    def slow(*given, function=getattr(place, name)):
         time.sleep(0.7)
         return function(*given)
-    setattr(reader, name, slow)
+    setattr(place, name, slow)
+def generate(*given, function=Engine.generate):
+    for step in function(*given):
+        time.sleep(0.05)
+        yield step
+Engine.generate = generate
 main()
 """
 
@@ -172,7 +188,7 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
             page.get_by_role("button", name="1", exact=True).click()
         else:
             buttons.nth(5).click()
-        page.get_by_role("table", name=f"without it in layer {layer}").wait_for()
+        page.get_by_role("table", name=f"without memory in layer {layer}").wait_for()
         for name, expected in detail.predictions.items():
             shown = [row[0] for row in numbers(page, f"^{name}$")]
             assert shown == [f"{share:.4f}" for _, share in expected]
@@ -181,6 +197,11 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     values = detail.added[0], detail.state[0], detail.added[0] / detail.state[0]
     assert norms == [f"{value:.3f}" for value in values]
     page.kept("token")
+    for width in 390, 1000:  # what is told of a token comes into view
+        page.set_viewport_size({"width": width, "height": 500})
+        page.evaluate("scrollTo(0, 0)")
+        buttons.nth(4 if width == 390 else 5).evaluate("one => one.click()")
+        page.wait_for_function("() => document.querySelector('h2.token').getBoundingClientRect().top < 450")
     page.get_by_role("radio", name="frequency decile").check()
     page.get_by_text("The darker, the rarer").wait_for()
     assert buttons.nth(5).get_attribute("aria-pressed") == "true"  # still chosen
@@ -294,10 +315,10 @@ def test_a_link_shows_the_same_again(visit, address):
     one.get_by_role("radio", name="frequency decile").check()
     one.locator(".tokens [role=button]").nth(4).click()
     one.get_by_role("button", name="1", exact=True).click()
-    one.get_by_role("table", name="without it in layer 1").wait_for()
+    one.get_by_role("table", name="without memory in layer 1").wait_for()
     one.wait_for_function("location.hash.includes('layer=1')")
     other = visit(link=one.url.removeprefix(f"{address}/"))
-    other.get_by_role("table", name="without it in layer 1").wait_for()
+    other.get_by_role("table", name="without memory in layer 1").wait_for()
     for page in one, other:
         page.get_by_text("The darker, the rarer").wait_for()
     parts = ".tokens", "h2.token", ".layers"
@@ -356,6 +377,8 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(visit, scheme):
         page.wait_for_timeout(500)
         page.kept(f"{tab.lower()}-tab")
         assert page.evaluate(WIDER_THAN_THEIR_BOX) == []
+        assert page.evaluate(BROKEN_NUMBERS) == []
+    assert len({tab.bounding_box()["y"] for tab in page.get_by_role("tab").all()}) == 1  # in one line
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     ink = page.locator("h1").evaluate("one => getComputedStyle(one).color")
     light, dim = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (background, ink))
@@ -502,12 +525,35 @@ def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit
         assert not page.get_by_text("What is predicted to follow").is_visible()
         assert page.locator("[role=button][aria-pressed='true']").count() == 0
         page.get_by_role("tab", name="Tokens").click()
-        found = search(page, "e")
+        page.get_by_text("of the run's held-out text read").wait_for()
+        found = search(page, "e")  # while the words that gain most are sought
+        page.wait_for_timeout(2000)
+        assert not page.get_by_text("of the run's held-out text read").is_visible()
         for place in 0, 2, 1:
             found.nth(place).click()
         page.get_by_text("overlap with E").wait_for()
         page.wait_for_timeout(2000)
         assert page.get_by_text(f"id {found.nth(1).get_attribute('data-place')}, ").is_visible()
+        page.get_by_role("tab", name="Write").click()
+        page.get_by_role("button", name="Write", exact=True).click()
+        written = page.get_by_text("tokens written")
+        page.get_by_text(re.compile("^[1-9] of 60 tokens written")).wait_for()  # as they are written
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped: ").wait_for()
+        assert page.get_by_role("button", name="Stop").count() == 0
+        before = written.inner_text()
+        page.get_by_role("button", name="The old man").click()
+        page.get_by_role("button", name="The function").click()
+        page.get_by_text("60 of 60 tokens written").wait_for()
+        assert "60 of 60" not in before
+        for section in page.locator(".written section").all():
+            assert "".join(section.get_by_role("button").all_inner_texts()).startswith("The function")
+        page.get_by_role("tab", name="Model").click()
+        page.get_by_role("button", name="Run routing").click()
+        page.get_by_text("routing is running").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("It did not end: it was stopped").wait_for()
+        assert page.get_by_role("button", name="Stop").count() == 0
 
 
 def test_two_visitors_at_once_see_their_own(visit):

@@ -12,6 +12,7 @@ element.addEventListener("click", (event) => {
     trigger("stop");
     return;
   }
+  if ("place" in button.dataset) window.tokenChosen = true;
   const all = places(button);
   all.forEach((other) => { other.setAttribute("aria-pressed", other === button); });
   reach(button, all);
@@ -31,3 +32,10 @@ element.addEventListener("keydown", (event) => {
   reach(target, all);
   target.focus();
 });
+// What is told of a token that was chosen comes into view.
+new MutationObserver(() => {
+  const heading = element.querySelector("h2.token");
+  if (!window.tokenChosen || !heading?.checkVisibility()) return;
+  window.tokenChosen = false;
+  if (heading.getBoundingClientRect().bottom > innerHeight * .9) heading.scrollIntoView({ block: "center" });
+}).observe(element, { childList: true, subtree: true });

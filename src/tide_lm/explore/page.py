@@ -65,7 +65,7 @@ def _buttons(**options: Any) -> Any:
 
 def _on(event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> Any:
     """Answer an event: call a function with what is given, and show what it returns."""
-    return event(_showing_errors(answer), given, shown, api_visibility="private", **options)
+    return event(_answering(answer, shown), given, shown, api_visibility="private", **options)
 
 
 def _remember(event: Any, given: Any, js: str) -> None:
@@ -96,9 +96,15 @@ def _picked(event: Any, name: str) -> int:
     return number if type(number) is int else -1
 
 
-def _showing_errors(function: Callable) -> Callable:
-    """Return a function that shows on the page what is wrong with a question."""
+def _answering(function: Callable, places: Any) -> Callable:
+    """Return a function that shows on the page what is wrong with a question.
+
+    Gradio shows the last of several answers once more at their end, which may come after those to a later
+    question. So the last of them changes nothing.
+    """
     import gradio as gr
+
+    nothing: Any = (gr.skip(),) * len(places) if isinstance(places, list) else gr.skip()
 
     @contextmanager
     def shown() -> Iterator[None]:
@@ -111,6 +117,7 @@ def _showing_errors(function: Callable) -> Callable:
     def answers(*given: Any) -> Iterator[Any]:
         with shown():
             yield from function(*given)
+        yield nothing
 
     return answers if inspect.isgeneratorfunction(function) else shown()(function)
 

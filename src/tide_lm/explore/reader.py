@@ -187,8 +187,10 @@ class Reader:
                 predictions = {
                     "with memory": found.logits_V,
                     **other,
-                    "without it": _last_logits(model, ids_T, drop_memory_layers=layers),
-                    f"without it in layer {layer}": _last_logits(model, ids_T, drop_memory_layers=[layer]),
+                    "without memory": _last_logits(model, ids_T, drop_memory_layers=layers),
+                    f"without memory in layer {layer}": _last_logits(
+                        model, ids_T, drop_memory_layers=[layer]
+                    ),
                 }
             likeliest = {name: self._likeliest(logits_V) for name, logits_V in predictions.items()}
         if found is None:
