@@ -335,8 +335,8 @@ def _cleaned(text: Any, longest: int) -> str:
 def _number(name: str, value: Any, least: float, most: float) -> float:
     """Return a number that a browser sent, if it is one within bounds."""
     if type(value) not in (int, float) or not least <= value <= most:
-        shown = repr(value)[:20]
-        raise ValueError(f"{name} is {shown}: give a number from {least:g} to {most:g}")
+        shown = "empty" if value is None else repr(value)[:20]
+        raise ValueError(f"{name} is {shown}: give a number from {least:,.0f} to {most:,.0f}")
     return value
 
 

@@ -27,8 +27,12 @@ class Column:
         try:
             return self._idle.pop()
         except IndexError:
-            longest = min(LONGEST, self.opened.config.max_position_embeddings)
-            return Engine(self.opened.model, longest, memory=self.memory)
+            return Engine(self.opened.model, self.longest, memory=self.memory)
+
+    @property
+    def longest(self) -> int:
+        """Return the most tokens of a prompt and its text."""
+        return min(LONGEST, self.opened.config.max_position_embeddings)
 
     def give_back(self, engine: Engine) -> None:
         self._idle.append(engine)
@@ -54,6 +58,11 @@ def write(
     tokenizer = columns[0].opened.tokenizer
     if not (ids := prompt_ids(tokenizer, prompt)):
         raise ValueError("the prompt is empty, and this tokenizer has no token to begin with: type some text")
+    if len(ids) + most > (longest := min(column.longest for column in columns)):
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens and the length is {most}, together more than {longest}: "
+            "give a shorter prompt or a smaller length"
+        )
     with lock:
         engines = [column.engine() for column in columns]
         stops = [stop_ids(tokenizer, column.opened.model) for column in columns]
