@@ -28,9 +28,29 @@ REFUSED = {  # in a folder that has a run, an empty folder and a model without a
     "evaluate ./nothing": "there is no ./nothing",
     "evaluate owner/name": "HF_HUB_OFFLINE",
     "evaluate empty": "empty is no model, since it has no config.json",
-    "evaluate runs": "choose one of runs/mine",
+    "evaluate runs": "choose one of runs/base, runs/mine",
     "evaluate blank": "blank/config.json describes neither a run nor a model",
     "evaluate blank/config.json": "is a file",
+    "evaluate runs/mine --window 8 --stride 9": "--stride is 9 and --window 8: lower the stride",
+    "evaluate runs/mine --memory cpu": "--memory cpu: runs/mine is not packed",
+    "estimate blank": "blank/config.json has no model_type",
+    "estimate empty": "cannot read a model config from empty/config.json (No such file or directory)",
+    "train --from nowhere": "cannot read a model config from nowhere (No such file or directory)",
+    "train empty": "cannot read the run's settings from empty (Is a directory)",
+    "train --set train.dtype=bf16": "did you mean 'bfloat16'?",
+    "train --set recipe=bst": "did you mean 'best'?",
+    "prepare storys --out new": "did you mean 'stories'?",
+    "prepare --tokenizer lama3 --out new": "did you mean 'llama3'?",
+    "prepare --tokenizer blank/config.json --out new": "since it is a file",
+    "prepare --executor slrm --tasks 2 --out new": "did you mean 'slurm'?",
+    "analyze routing runs/base": "runs/base has no memory, which routing needs",
+    "compress runs/base": "runs/base has no memory, which compress needs",
+    "pack runs/base --out new": "runs/base has no memory, which pack needs",
+    "pack runs/mine --out new --counts nowhere": "there is no nowhere",
+    "pack runs/mine --out new --rank 0.5 --blocks jont": "did you mean 'joint'?",
+    "pack runs/mine --verify": "runs/mine is not packed",
+    "bench store tide-2e-tiny --folder nowhere": "--folder nowhere is not a folder",
+    "report blank": "blank/config.json holds no settings of a run (it is empty)",
     "evaluate runs/mine --run blank/config.json": "there is a file where a folder is needed",
     "evaluate runs/mine --all-checkpoints --counts nowhere.npy": "there is no nowhere.npy",
     "evaluate runs/mine --text nowhere.txt": "there is no 'nowhere.txt'",
@@ -91,8 +111,12 @@ print("light")
 
 def test_wrong_calls_are_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "runs" / "mine" / "export").mkdir(parents=True)
-    settings = {"model": {}, "data": {}, "optim": {}, "train": {}}
+    settings: dict[str, dict] = {"model": {}, "data": {}, "optim": {}, "train": {}}
     (tmp_path / "runs" / "mine" / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "runs" / "mine" / "export" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "base" / "export").mkdir(parents=True)
+    settings["model"]["preset"] = "base-tiny"
+    (tmp_path / "runs" / "base" / "config.json").write_text(json.dumps(settings))
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank").mkdir()
     (tmp_path / "blank" / "config.json").write_text("{}")

@@ -20,9 +20,10 @@ def test_the_prompt_and_what_follows_it_are_one_text(trained):
 
 
 def test_a_checkpoint_is_not_offered_to_a_server(trained):
-    done = tide_lm("generate", trained / "checkpoints" / "00000004", "every layer", *ARGUMENTS)
+    checkpoint = trained / "checkpoints" / "00000004"
+    done = tide_lm("generate", checkpoint, "every layer", *ARGUMENTS)
     assert done.returncode == 0, done.stderr
-    assert "Next:" not in done.stderr
+    assert done.stderr.endswith(f"Next: tide-lm evaluate {checkpoint}\n")
 
 
 @pytest.mark.parametrize("stdin", ["every layer", "every layer\n"])

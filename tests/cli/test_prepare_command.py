@@ -115,7 +115,7 @@ def test_the_builtin_text_is_the_default(tmp_path, monkeypatch):
         (
             ["--out", "out", "--executor", "pbs", "--tasks", 2],
             2,
-            "'pbs' is not one of 'local', 'ray', 'slurm'",
+            "'pbs' is unknown: use one of local, ray, slurm",
         ),
         ([*IN_TASKS, "--executor-option", "workers"], 2, "'workers' is not KEY=VALUE"),
         ([*IN_TASKS, "--executor-option", "worker=2"], 2, "no option 'worker': did you mean 'workers'?"),

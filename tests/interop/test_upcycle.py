@@ -323,7 +323,7 @@ def test_errors_name_the_model_of_the_hub_and_not_its_place_here(tmp_path, monke
     [
         (["--strip", "--memory-blocks", "4"], "--memory-blocks"),
         (["--anyway"], "goes with --strip"),
-        (["--memory-blocks", "0"], "greater than or equal to 1"),
+        (["--memory-blocks", "0"], "it must be at least 1"),
         (["--memory-value-scale", "nan"], "--memory-value-scale is nan"),
         (["--memory-value-scale", "0"], "--memory-value-scale is 0"),
         (["--memory-value-scale", "-1"], "--memory-value-scale is -1"),

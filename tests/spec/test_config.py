@@ -31,7 +31,7 @@ def test_an_old_llama_config_gets_llamas_defaults(tmp_path):
     ("text", "message"),
     [
         ("{", "cannot read a model config"),
-        ("[]", "of type None"),
+        ("[]", "has no model_type"),
         ("[" * 100_000, "cannot read a model config"),
         ('{"model_type": "gpt2"}', "of type 'gpt2'"),
         ('{"model_type": "llama"}', "has no 'hidden_size'"),

@@ -39,5 +39,5 @@ def test_both_have_the_same_default_which_a_config_of_no_preset_does_not_have():
     assert default.to_dict() == best.to_dict()
     assert (best.memory_values, best.memory_gain_init) == (True, 0.1)
     assert (TideConfig().memory_values, TideConfig().memory_gain_init) == (False, 1.0)
-    with pytest.raises(ValueError, match="recipe is 'good': use one of 'paper', 'best'"):
+    with pytest.raises(ValueError, match="recipe is 'good': use one of paper, best"):
         TideConfig.from_preset("tide-2e-tiny", recipe="good")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm.analysis.analyze import READS, Analysis, AnalysisSettings, analyze
+from tide_lm.analysis.analyze import OF_MEMORY, READS, Analysis, AnalysisSettings, analyze
 from tide_lm.cli import options
 from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import check_call, open_to_measure
+from tide_lm.cli.opening import check_call, check_memory, check_residence, open_to_measure
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working
 from tide_lm.cli.summary import print_summary
@@ -72,8 +72,13 @@ def command(
     if Analysis.routing in chosen and len(text or ()) > 1:
         raise typer.BadParameter("routing reads one text: give --text once")
     named = options.named_texts(text, text_field)
+    options.check_windows(window, stride)
     for model in models:
         check_call(model, counts, run)
+        check_residence(model, memory)
+        for one in chosen if what != "all" else ():
+            if one in OF_MEMORY:
+                check_memory(model, what)
     found: dict[str, Any] = {}
     places = []
     for model in models:

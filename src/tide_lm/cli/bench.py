@@ -8,7 +8,7 @@ import typer
 
 from tide_lm.cli.help import Command
 from tide_lm.cli.options import AsJson, Device, one_of, usage_errors
-from tide_lm.cli.output import number, print_json, print_table
+from tide_lm.cli.output import number, print_json, print_next, print_table
 from tide_lm.cli.progress import tidy_end, working
 from tide_lm.run.files import check_writable
 from tide_lm.run.provenance import provenance
@@ -71,9 +71,10 @@ def train(
 
         return measure_all(wanted, batch, sequence, steps, peers, log)
 
-    result = _measured(work)
+    result, following = _measured(work), f"tide-lm estimate {wanted[-1].partition(':')[0].partition('+')[0]}"
     if as_json:
         print_json(result)
+        print_next(following)
         return
     title = f"Training, {batch} x {sequence:,} tokens per step"
     print_table(title, ["model", "ids", *_titles(TRAINED)], map(_trained, result["runs"]))
@@ -83,6 +84,7 @@ def train(
         (*_model(run), *(number(run["parts_ms"].get(part, 0), ",.1f") for part in parts)) for run in timed
     ]
     print_table("Parts of a step, ms", ["model", "ids", *parts], rows)
+    print_next(following)
 
 
 @app.command("decode", cls=Command)
@@ -146,9 +148,10 @@ def decode(
             result["store"] = measure_store(wanted[-1], 64 << 20, *forced, device)
         return result
 
-    result = _measured(work)
+    result, following = _measured(work), f"tide-lm bench store {_with_memory(wanted)}"
     if as_json:
         print_json(result)
+        print_next(following)
         return
     speed = f"{result['bandwidth_tb_s']:.2f} TB/s are read"
     title = f"Decoding from {context[0]:,} to {context[1]:,} tokens; {speed}"
@@ -161,6 +164,7 @@ def decode(
     if store := result.get("store"):
         rows = [(name, number(value)) for name, value in store.items() if isinstance(value, float)]
         print_table(f"{wanted[-1]} from a store, {store['tokens']:,} tokens", ["", ""], rows)
+    print_next(following)
 
 
 @app.command("store", cls=Command)
@@ -182,6 +186,8 @@ def store(
 
     with usage_errors():
         check_reading(model, bits, tokens)
+    if not folder.is_dir():
+        raise ValueError(f"--folder {folder} is not a folder: give one on the disk to time")
     check_writable(folder)
 
     def work(log: Callable[[str], None]) -> dict[str, Any]:
@@ -189,19 +195,27 @@ def store(
 
         return measure(model, bits, tokens, rounds, folder, log)
 
-    result = _measured(work)
+    result, following = _measured(work), f"tide-lm bench decode {model} --memory store"
     if as_json:
         print_json(result)
+        print_next(following)
         return
     read = result["read"]
     rows = [(name, number(1000 * seconds, ",.1f")) for name, seconds in read["seconds"].items()]
     print_table(f"Rows of {tokens:,} tokens, cold, {read['block']:,} bytes each", ["by", "ms"], rows)
+    print_next(following)
 
 
 def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """Do the work, and add versions and machine to its result."""
     with tidy_end(), working("Timing") as log:
         return work(log) | {"provenance": provenance()}
+
+
+def _with_memory(models: list[str]) -> str:
+    """Return the last of some presets that has a memory, or else one of that size."""
+    found = [model for model in models if not model.startswith("base-")]
+    return found[-1] if found else models[-1].replace("base-", "tide-8e-")
 
 
 def _model(run: dict[str, Any]) -> tuple[str, str]:

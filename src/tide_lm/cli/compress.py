@@ -8,11 +8,12 @@ import typer
 
 from tide_lm.cli import options
 from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import open_to_measure
+from tide_lm.cli.opening import check_memory, open_to_measure
 from tide_lm.cli.output import number, print_json, print_next, print_table
 from tide_lm.cli.progress import working
 from tide_lm.cli.summary import print_summary
 from tide_lm.report.meaning import best_form
+from tide_lm.run.directory import check_exists
 
 
 def command(
@@ -43,6 +44,9 @@ def command(
         forms = forms_named(form) if form else FORMS
     named = options.named_texts(text, text_field)
     model = tide_run(model)
+    options.check_windows(window, stride)
+    check_exists(model)
+    check_memory(model, "compress")
     opened = open_to_measure(model, counts, run, device=device)
     opened.check_memory()
     from tide_lm.compress.measure import measure

@@ -1,5 +1,6 @@
 """`tide-lm estimate`: what a model costs before any of it exists."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,12 +59,16 @@ def command(
         )
     result = {"model": model, **summary(shape, sequence or shape.max_position_embeddings, gpus)}
     print_json(result) if as_json else _print(result)
+    print_next(_following(model))
+
+
+def _following(model: str) -> str:
     if not Path(model).exists():
-        print_next(_training(model))
-
-
-def _training(preset: str) -> str:
-    return f"tide-lm train --run runs/{preset} --set model.preset={preset} --set data.path=data/mine"
+        return f"tide-lm train --run runs/{model} --set model.preset={model} --set data.path=data/mine"
+    if owning_run(model)[0] == Path(model):
+        return f"tide-lm train --resume --run {shlex.quote(model)}"
+    folder = Path(model).parent if Path(model).is_file() else Path(model)
+    return f"tide-lm train --from {shlex.quote(str(folder))} --run runs/more --set data.path=data/mine"
 
 
 def _shape(model: str) -> ModelConfig:

@@ -60,6 +60,7 @@ def command(
         raise typer.BadParameter("--tasks and --limit choose benchmarks: give --benchmarks")
     if all_checkpoints and memory is not None:
         raise typer.BadParameter("checkpoints are not packed: leave --memory out")
+    options.check_windows(window, stride)
     given = options.named_texts(text, text_field), text_field, window, stride, batch
     if all_checkpoints:
         path, result = _at_checkpoints(model, counts, run, device, given)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.demo import tide_run
+from tide_lm.cli.opening import check_residence
 from tide_lm.cli.options import AsJson, Device, Memory, Model, print_reads, usage_errors
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working
@@ -41,6 +42,7 @@ def command(
         raise typer.BadParameter(f"{unused[0]} does nothing at temperature 0: give --temperature as well")
     model = tide_run(model)
     check_exists(model)
+    check_residence(model, memory)
     from tide_lm.model.opened import open_model
     from tide_lm.serve import Sampling
     from tide_lm.serve.generate import fits_engine, generate
@@ -80,8 +82,8 @@ def command(
     else:
         rate = f"{tokens / seconds:,.1f} per second, the first after {first - started:.1f} s"
         typer.echo(f"{tokens:,} tokens in {seconds:.1f} s, {rate}", err=True)
-    if opened.tokens is None:  # which no checkpoint can be
-        print_next(f"tide-lm serve {shlex.quote(model)}")
+    can_be_served = opened.tokens is None  # as no checkpoint is
+    print_next(f"tide-lm {'serve' if can_be_served else 'evaluate'} {shlex.quote(model)}")
 
 
 def _given(model: str, prompts: list[str] | None) -> list[str]:

@@ -1,15 +1,32 @@
-"""How help names what an option takes: in a reader's words, where typer shows Python's types."""
+"""What help and errors call the values of options: in a reader's words, where typer has Python's types."""
 
 import re
 from functools import partial
 from typing import Any
 
+from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 _WORDS = {"bool": "", "str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
 
 
+_FAULTS = {  # of typer 0.29 and newer, whose words are those of a schema
+    r"Input should be a valid integer.*": "it must be a whole number",
+    r"Input should be a valid number.*": "it must be a number",
+    r"Input should be greater than or equal to (\S+)": r"it must be at least \1",
+    r"Input should be less than or equal to (\S+)": r"it must be at most \1",
+}
+
+
 class _InWords:
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)  # type: ignore[misc]
+        except BadParameter as error:
+            for fault, words in _FAULTS.items():
+                error.message = re.sub(fault, words, error.message)
+            raise
+
     def get_params(self, context: Any) -> list[Any]:
         params = super().get_params(context)  # type: ignore[misc]
         for param in params:

@@ -1,11 +1,21 @@
 """Open a model for a command: a wrong call is refused before torch is loaded, which takes seconds."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide_lm.cli.progress import working
-from tide_lm.run.directory import check_exists, check_results, place_of_results
+from tide_lm.run.directory import (
+    RunDirectory,
+    check_exists,
+    check_results,
+    exported,
+    owning_run,
+    place_of_results,
+)
 from tide_lm.run.files import check_writable
+from tide_lm.run.settings import RunConfig
+from tide_lm.spec.config import Place, Residence
 
 if TYPE_CHECKING:
     from tide_lm.model.opened import OpenedModel
@@ -14,20 +24,57 @@ if TYPE_CHECKING:
 def check_call(model: str, counts: Path | None = None, run: Path | None = None) -> Path:
     """Check that a model and its counts are there and that its results can be written; return their place."""
     check_exists(model)
-    if counts is not None and not counts.exists():
-        raise ValueError(f"there is no {counts}: give prepared data or a file of counts as --counts")
+    check_counts(counts)
     place = place_of_results(model, run)
     check_results(place, model)
     check_writable(place / "results")
     return place
 
 
+def check_counts(counts: Path | None) -> None:
+    if counts is not None and not counts.exists():
+        raise ValueError(f"there is no {counts}: give prepared data or a file of counts as --counts")
+
+
+def check_memory(model: str, what: str) -> None:
+    """Check that a model has a memory, which `what` needs; of one on the Hub this is known later."""
+    owner = owning_run(model)[0]
+    if owner is not None:
+        blocks = RunConfig.from_saved(RunDirectory(owner).read_config() or {}).model.shape().num_memory_blocks
+    else:
+        blocks = _described(model).get("num_memory_blocks", 0) if Path(model).exists() else 1
+    if not blocks:
+        raise ValueError(f"{model} has no memory, which {what} needs: give a TIDE model")
+
+
+def check_residence(model: str, residence: Residence | None) -> None:
+    """Check that a model is packed, if its rows are to be elsewhere than on its device."""
+    if residence is not None and residence.place != Place.device:
+        check_packed(model, f"--memory {residence.place}: ")
+
+
+def check_packed(model: str, why: str = "") -> None:
+    """Check that a model is packed; of one on the Hub this is known later."""
+    folder = exported(model)
+    if Path(folder).exists() and not _described(folder).get("memory_store"):
+        raise ValueError(f"{why}{model} is not packed: pack it first, with `tide-lm pack`")
+
+
+def _described(folder: str) -> dict[str, Any]:
+    return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+
+
 def open_to_measure(
-    model: str, counts: Path | None = None, run: Path | None = None, **options: Any
+    model: str,
+    counts: Path | None = None,
+    run: Path | None = None,
+    memory: Residence | None = None,
+    **options: Any,
 ) -> "OpenedModel":
     """Open a model whose results will be written."""
     check_call(model, counts, run)
+    check_residence(model, memory)
     with working(f"Opening {model}"):
         from tide_lm.model.opened import open_model
 
-        return open_model(model, counts=counts, run=run, **options)
+        return open_model(model, counts=counts, run=run, memory=memory, **options)

@@ -139,6 +139,11 @@ def named_texts(texts: list[str] | None, field: str = "text") -> dict[str, Path]
     return found
 
 
+def check_windows(window: int | None, stride: int | None) -> None:
+    if window and stride and stride > window:
+        raise typer.BadParameter(f"--stride is {stride} and --window {window}: lower the stride")
+
+
 def refuse_others(context: typer.Context, used: Collection[str], what: str) -> None:
     """Name an option that was given although `what` does not read it."""
     for parameter in context.command.params:
@@ -167,5 +172,6 @@ def check_address(host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        cause = f"cannot listen at {host}:{port} ({error.strerror or error})"
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        cause = f"cannot listen at {host}:{port} ({reason})"
         raise ValueError(f"{cause}: choose another --port or --host") from error

@@ -8,6 +8,7 @@ import typer
 
 from tide_lm import api
 from tide_lm.cli.demo import tide_run
+from tide_lm.cli.opening import check_counts, check_memory, check_packed
 from tide_lm.cli.options import AsJson, Counts, Model, refuse_others, usage_errors
 from tide_lm.cli.output import pairs, print_json, print_next, print_table
 from tide_lm.cli.progress import working
@@ -44,10 +45,13 @@ def command(
     model = tide_run(model)
     check_exists(model)
     if out is None:
+        check_packed(model)
         result = _verify(model)
     else:
         with usage_errors():
             Form(bits, group, rank, blocks)  # type: ignore[arg-type]
+        check_memory(model, "pack")
+        check_counts(counts)
         files.check_free(out)
         with working(f"Packing {model}"):
             result = api.pack(model, out, bits=bits, group=group, rank=rank, blocks=blocks, counts=counts)
@@ -61,8 +65,7 @@ def command(
     else:
         shown = {name: value for name, value in result.items() if value != []}
         print_table(result["store"], ["", ""], pairs(shown, "store"))
-    if out is not None:
-        print_next(f"tide-lm serve {shlex.quote(str(out))}")
+    print_next(f"tide-lm serve {shlex.quote(model if out is None else str(out))}")
 
 
 def _verify(model: str) -> dict[str, Any]:

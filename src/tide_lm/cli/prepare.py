@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tide_lm.cli.options import AsJson, usage_errors
+from tide_lm.cli.options import AsJson, one_of, usage_errors
 from tide_lm.cli.output import pairs, print_json, print_next, print_table
 from tide_lm.cli.progress import working
 from tide_lm.run import files
@@ -54,8 +54,12 @@ def command(
     ] = 0.005,
     text_field: Annotated[str, typer.Option(help="The field of a record that holds its text.")] = "text",
     executor: Annotated[
-        Executor | None,
-        typer.Option(help="Run as tasks of datatrove, here or on many machines; the result is the same."),
+        str | None,
+        typer.Option(
+            parser=one_of(Executor),
+            metavar="|".join(Executor),
+            help="Run as tasks of datatrove, here or on many machines; the result is the same.",
+        ),
     ] = None,
     tasks: Annotated[
         int | None,
@@ -116,13 +120,13 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _prepare_in_tasks(
-    settings: "Settings", out: Path, executor: Executor, tasks: int, options: dict[str, Any], as_json: bool
+    settings: "Settings", out: Path, executor: str, tasks: int, options: dict[str, Any], as_json: bool
 ) -> None:
     from tide_lm.data.distributed import OptionError, Submitted, prepare
 
     typer.echo(f"Preparing {settings.source} ...", err=True)
     try:
-        made = prepare(settings, out, executor=executor.value, tasks=tasks, options=options)
+        made = prepare(settings, out, executor=executor, tasks=tasks, options=options)
     except OptionError as error:
         raise typer.BadParameter(str(error)) from None
     if not isinstance(made, Submitted):

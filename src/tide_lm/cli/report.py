@@ -47,10 +47,24 @@ def command(
         write_report(runs, page, warn, log)
     typer.echo(page)
     typer.echo("The page shows all that was measured; open it in a browser.", err=True)
-    print_next(shlex.join(["tide-lm", "explore", *_models(runs)]))
+    if models := _models(runs):
+        first, *others = models
+        print_next(
+            shlex.join(["tide-lm", "explore", *([others[0], "--compare", first] if others else [first])])
+        )
+    else:
+        print_next(shlex.join(["tide-lm", "train", "--resume", "--run", str(runs[0])]))
 
 
 def _models(runs: list[Path]) -> list[str]:
-    """Return the words that name to `explore` the model to look into, and the one to compare it with."""
-    first, *others = [str(run) for run in runs if RunDirectory(run).export.is_dir()] or ["MODEL"]
-    return [others[0], "--compare", first] if others else [first]
+    """Return what `explore` can open: runs that have got so far, and models from elsewhere."""
+    from tide_lm.report.results import open_runs
+
+    found = []
+    for run in open_runs(runs):
+        folder = RunDirectory(run.path)
+        if folder.export.is_dir() or any(folder.checkpoints.glob("*")):
+            found.append(str(run.path))
+        elif run.config is None and run.subject:
+            found.append(run.subject)
+    return found

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from tide_lm.cli.demo import tide_run
+from tide_lm.cli.opening import check_residence
 from tide_lm.cli.options import Device, Memory, check_address
 from tide_lm.run.directory import check_exists, exported, name_of
 from tide_lm.run.optional import install
-from tide_lm.spec.config import ModelConfig, Place, Residence
+from tide_lm.spec.config import ModelConfig, Residence
 
 _CHAT = Path(__file__).parents[1] / "interop" / "chat.jinja"
 
@@ -43,7 +44,7 @@ def command(
     name = name or (name_of(model) if Path(model).exists() else model)
     if Path(folder).exists():
         ModelConfig.from_folder(Path(folder))
-        _check_packed(folder, residence)
+        check_residence(model, residence)
     names = [name, *dict.fromkeys(other for other in (folder, model) if other != name)]
     where = ["--host", host, "--port", str(port), *(more or ())]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # so nothing is imported from where it was called
@@ -76,12 +77,6 @@ def command(
         typer.echo(ready, err=True)
     # The server has this process's signals.
     os.execve(sys.executable, [sys.executable, *call], environment)
-
-
-def _check_packed(folder: str, residence: Residence) -> None:
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    if residence.place != Place.device and not config.get("memory_store"):
-        raise ValueError(f"--memory {residence.place}: {folder} is not packed: pack it with `tide-lm pack`")
 
 
 def _has_chat(folder: str) -> bool:

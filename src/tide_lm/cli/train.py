@@ -1,6 +1,7 @@
 """`tide-lm train`: prepared tokens in, a Hugging Face folder out."""
 
 import shlex
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,6 +64,7 @@ def command(
         if rank == 0:
             result = try_out(chosen, count)
             print_json(result) if as_json else _print_dry_run(result)
+            print_next(shlex.join(["tide-lm", *(word for word in sys.argv[1:] if word != "--dry-run")]))
         return
 
     from tide_lm.training.trainer import Trainer

@@ -80,9 +80,10 @@ def command(
             )
     if as_json:
         print_json(result)
-        return
-    typer.echo(f"{out}: {result['parameters']:,} parameters, {result['tables']:,} of them in tables")
+    else:
+        typer.echo(f"{out}: {result['parameters']:,} parameters, {result['tables']:,} of them in tables")
     if strip:
+        print_next(shlex.join(["tide-lm", "generate", str(out), "The"]))
         return
     typer.echo(f"It computes what {model} does. Prepare text for it with --tokenizer {out}.", err=True)
     start = shlex.join(["--from", str(out), "--run", f"runs/{out.name}"])

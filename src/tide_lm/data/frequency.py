@@ -118,8 +118,9 @@ def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
             raise ValueError("they are not integers of 0 or more")
     except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+        reason = "it is another kind of file" if "pickle" in str(error) else error
         raise ValueError(
-            f"{path} holds no token counts ({error}): "
+            f"{path} holds no token counts ({reason}): "
             "it must be a .npy of integers, one per id, or a JSON object {id: count}"
         ) from error
     ids, counts = ids[counts > 0], counts[counts > 0]

@@ -20,6 +20,7 @@ from typing import IO, Any, cast
 
 from tide_lm.data import builtin, stories
 from tide_lm.run.optional import require
+from tide_lm.spec.names import suggestion
 
 Document = tuple[str, str]
 LONG_TEXT = 2**17  # characters: longer texts are read by line, and encoded in pieces of this size
@@ -80,10 +81,14 @@ def files(source: str) -> list[Path]:
             raise ValueError(f"{file} is a link to a file that does not exist: correct or remove it")
     if not texts:
         what = "there is no text in" if found or path.exists() else "there is no"
-        raise ValueError(
-            f"{what} {source!r}: give `stories`, `builtin`, `hf:DATASET`, or a file, a folder or a glob of "
-            ".txt or .jsonl (also with .gz, .xz or .zst) or .parquet"
+        hint = (
+            "give `stories`, `builtin`, `hf:DATASET`, or a file, a folder or a glob of .txt or .jsonl (also "
+            "with .gz, .xz or .zst) or .parquet"
         )
+        if what == "there is no":
+            near = sorted(str(file) for file in path.parent.glob("*"))
+            hint = suggestion(source, ["stories", "builtin", *near], hint)
+        raise ValueError(f"{what} {source!r}: {hint}")
     return texts
 
 

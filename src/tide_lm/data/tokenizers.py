@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_lm.run import hub
+from tide_lm.spec.names import suggestion
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,6 +35,9 @@ def check(name: str) -> None:
             )
     else:
         hint = "give a folder with a tokenizer.json, a name on the Hugging Face Hub, or llama3"
+        if folder.exists():
+            raise ValueError(f"the tokenizer {name!r} cannot be loaded, since it is a file: {hint}")
+        hint = suggestion(name, ["llama3"], hint)
         if not hub.may_be_name(name):
             raise ValueError(
                 f"the tokenizer {name!r} cannot be loaded, since there is no such folder: {hint}"

@@ -82,11 +82,15 @@ class Run:
         """
         model = folder = shlex.quote(str(self.path))
         if self.config is None:
-            subjects = (result.get("subject", {}).get("model") for result in self.results.values())
-            known = next((shlex.quote(name) for name in subjects if name), "MODEL")
             counts = " --counts DATA" if by_frequency or what in BY_FREQUENCY else ""
-            model = f"{known} --run {folder}{counts}"
+            model = f"{shlex.quote(self.subject or 'MODEL')} --run {folder}{counts}"
         return MAKERS.get(what, f"tide-lm analyze {what} {{model}}").format(model=model, folder=folder)
+
+    @property
+    def subject(self) -> str | None:
+        """Return the model that was measured, where a result names it."""
+        subjects = (result.get("subject", {}).get("model") for result in self.results.values())
+        return next(filter(None, subjects), None)
 
     @property
     def blocks(self) -> int | None:
@@ -192,6 +196,8 @@ def _read_config(path: Path) -> RunConfig | None:
     directory = RunDirectory(path)
     values = directory.read_config()
     try:
+        if values == {}:
+            raise ValueError("it is empty")
         return None if values is None else RunConfig.from_saved(values)
     except ValueError as error:
         raise ValueError(

@@ -29,6 +29,8 @@ def results_folder(run: Path) -> Path:
 def check_exists(model: str) -> None:
     """Check that there is a model of this name, here or maybe on the Hub, before anything is loaded."""
     path = Path(model)
+    if not model:
+        raise ValueError("the model's name is empty: give a run, or the folder of a model")
     if not path.exists():
         hint = suggestion(
             model, _folders_near(path), "give a run, one of its checkpoints, or a folder with a model"

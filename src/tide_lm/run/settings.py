@@ -309,8 +309,11 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read the run's settings from {file}: {error}") from error
+    except OSError as error:
+        cure = "name a TOML file, or give settings with --set"
+        raise ValueError(f"cannot read the run's settings from {file} ({error.strerror}): {cure}") from error
+    except ValueError as error:
+        raise ValueError(f"cannot read the run's settings from {file}, which is no TOML: {error}") from error
 
 
 def _defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tide_lm.spec.names import suggestion
 
+_IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
 AtLeastOne = Annotated[int, 1]
 
 
@@ -82,7 +84,7 @@ def check(name: str, value: Any, kind: Any) -> Any:
         return build(kind, section(name, value), name)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}: use one of {', '.join(map(repr, get_args(kind)))}")
+            raise ValueError(f"{name} is {value!r}: {suggestion(str(value), get_args(kind))}")
         return value
     least = 0
     if get_origin(kind) is Annotated:
@@ -90,7 +92,7 @@ def check(name: str, value: Any, kind: Any) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{name} is {value!r}: it must be of type {kind.__name__}")
+        raise ValueError(f"{name} is {value!r}: it must be {_IN_WORDS.get(kind, kind.__name__)}")
     if kind in (int, float) and not least <= value < math.inf:
         raise ValueError(f"{name} is {value!r}: it must be finite and at least {least}")
     return value

@@ -109,11 +109,16 @@ class ModelConfig:
     def from_folder(cls, path: Path) -> "ModelConfig":
         """Read the shape of a Llama or TIDE model from its folder or config.json, without weights."""
         file = path / "config.json" if path.is_dir() else path
+        cure = "give a Llama or TIDE model"
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"cannot read a model config from {file}: {error}") from error
+        except OSError as error:
+            raise ValueError(f"cannot read a model config from {file} ({error.strerror}): {cure}") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"cannot read a model config from {file}, which is no JSON: {cure}") from error
         kind = values.get("model_type") if isinstance(values, dict) else None
+        if kind is None:
+            raise ValueError(f"{file} has no model_type, as each model's config.json has: {cure}")
         if kind not in ("llama", "tide"):
             raise ValueError(f"{file} describes a model of type {kind!r}: use one of type llama or tide")
         try:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tide_lm.spec.names import suggestion
+
 BITS = (16, 8, 4, 3, 2)
 Blocks = Literal["even", "joint"]
 
@@ -32,7 +34,7 @@ class Form:
         if not 0 < self.rank <= 1:
             raise ValueError(f"the rank is {self.rank}: it is a share of the full one, above 0 and at most 1")
         if self.blocks not in get_args(Blocks):
-            raise ValueError(f"blocks is {self.blocks!r}: use one of {', '.join(get_args(Blocks))}")
+            raise ValueError(f"blocks is {self.blocks!r}: {suggestion(self.blocks, get_args(Blocks))}")
         if self.rank == 1 and self.blocks != "even":
             raise ValueError(f"blocks is {self.blocks!r}, which is for a lower rank: give one below 1")
         check_numbers(self.bits, self.group)
