@@ -113,7 +113,7 @@ def test_wrong_calls_are_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "runs" / "mine" / "export").mkdir(parents=True)
     settings: dict[str, dict] = {"model": {}, "data": {}, "optim": {}, "train": {}}
     (tmp_path / "runs" / "mine" / "config.json").write_text(json.dumps(settings))
-    (tmp_path / "runs" / "mine" / "export" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "mine" / "export" / "config.json").write_text('{"num_memory_blocks": 4}')
     (tmp_path / "runs" / "base" / "export").mkdir(parents=True)
     settings["model"]["preset"] = "base-tiny"
     (tmp_path / "runs" / "base" / "config.json").write_text(json.dumps(settings))

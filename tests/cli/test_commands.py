@@ -286,7 +286,7 @@ def test_a_small_demo_compares_two_models_and_looks_into_both(small_demo):
         for kind in ("base", "tide")
     }
     assert names["base"] >= {"norms", "updates", "gradients", "collapse", "footprint", "validation"}
-    of_memory = {"routing", "layer-drop", "distances", "neighbours", "compression"}
+    of_memory = {"routing", "layer-drop", "distances", "neighbours", "compression", "words"}
     assert names["tide"] - names["base"] == of_memory
     page = (small_demo / "report" / "index.html").read_text()
     assert page == f"{small_demo / 'base'}\n{small_demo / 'tide'}"
@@ -480,6 +480,7 @@ def test_each_commands_help_has_an_example_that_it_accepts_and_no_types_of_pytho
     for name, command in _all_commands().items():
         shown = tide_lm(*name.split(), "--help", env={"COLUMNS": "80"}).stdout
         assert not re.search(r"<\w+[>|\[]", shown), name
+        assert "…" not in shown, name  # a name that is cut
         (example,) = re.findall(r"Example: tide-lm (.+?)\n *\n", shown, re.DOTALL)
         words = shlex.split(example)
         assert words[: len(name.split())] == name.split()

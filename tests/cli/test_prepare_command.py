@@ -48,7 +48,7 @@ def test_one_short_text_is_enough_for_the_command_that_is_named_next(tmp_path, m
     (tmp_path / "a text.txt").write_text("".join(topics.values())[:20_000])
     done = tide_lm("prepare", "a text.txt", "--out", "my data", "--train-tokenizer", 300)
     assert done.returncode == 0, done.stderr
-    _, held_out, following = done.stderr.splitlines()
+    held_out, following = done.stderr.splitlines()
     tokens = Manifest.read(tmp_path / "my data").tokens("validation")
     assert held_out.startswith(f"Held out to validate on: {tokens:,} tokens, the end of a document; ")
     assert following.startswith("Next: tide-lm train --run 'runs/my data' --set 'data.path=my data' ")

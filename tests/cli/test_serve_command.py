@@ -163,7 +163,7 @@ def pack_of(folder):
 def test_rows_that_are_not_packed_cannot_be_elsewhere(folder):
     done = tide_lm("serve", folder, "--memory", "store")
     assert done.returncode == 1
-    assert f"--memory store: {folder / 'export'} is not packed: pack it with" in done.said
+    assert f"--memory store: {folder} is not packed: pack it first" in done.said
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from tide_lm.run.settings import RunConfig
 
 SCRIPT = "<script>alert(1)</script>"
+FAR = "At the beginning of a sentence that is so long, so very long that nobody reads it to its end, she"
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "openbookqa", "piqa", "sciq")
 TEXT = {"source": "wiki.txt", "sha256": "ab" * 32, "bytes": 4000, "window": 128, "stride": 64}
 PROVENANCE = {
@@ -212,6 +213,20 @@ def results(blocks: int) -> dict[str, dict]:
                 "distance": [[0, 0.7, 0.8, 0.9], [0.7, 0, 0.4, 0.5], [0.8, 0.4, 0, 0.6], [0.9, 0.5, 0.6, 0]],
             },
             "neighbours": _neighbours(),
+            "words": {
+                "against": "base",
+                "least": 5,
+                "words": 611,
+                "better": 579,
+                "largest": [
+                    {
+                        "word": "learnt",
+                        "times": 7,
+                        "gain": 5.25,
+                        "sentence": f"{FAR} had *learnt* it. {SCRIPT}",
+                    }
+                ],
+            },
             "compression": _compression(),
         }
     return found

@@ -1,5 +1,6 @@
 """The report in a real browser: every drawing is there, nothing leaves the page, phones and dark rooms."""
 
+import json
 import os
 from io import BytesIO
 
@@ -132,6 +133,22 @@ def test_captions_fit_their_tables(width, visit):
             one.closest('.scroll').getBoundingClientRect().right + 1).map(one => one.textContent)""",
     )
     assert outside == []
+
+
+def test_a_short_table_of_two_runs_is_seen_whole_on_a_phone(browser, plant, tmp_path):
+    """Its second run was beyond the edge, since the names of rows were not broken."""
+    runs = [
+        plant(tmp_path / name, blocks, only=("validation",)) for name, blocks in (("base", 0), ("tide", 3))
+    ]
+    for run in runs:
+        timing = {"tokens_per_s": 2112.0, "memory_gb": 0.7, "seconds_left": 0}
+        line = {"step": 100, "tokens": 204_800, "loss": 5.0, "timing": timing}
+        (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    page = browser.new_context(viewport={"width": 390, "height": 844}).new_page()
+    page.goto(write_report(runs, tmp_path / "page.html").as_uri())
+    box = page.locator(".scroll[aria-label='What the training took']")
+    assert box.evaluate("one => one.scrollWidth <= one.clientWidth")
+    page.context.close()
 
 
 def luminance(colour: str) -> float:

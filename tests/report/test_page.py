@@ -144,12 +144,33 @@ def test_a_command_stands_on_the_page_once(page):
     assert "routing" in made["tide, seed 0"]
 
 
+def test_a_command_that_ran_in_two_environments_stands_on_the_page_once(plant, tmp_path):
+    """A demo during which something was committed was there twice."""
+    run = plant(tmp_path / "x", only=("distances", "updates", "footprint"))
+    path = run / "results" / "updates.json"
+    path.write_text(path.read_text().replace("0123abc", "4567def"))
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert page.count("<pre") == 1
+    assert page.count("<dd>0123abc</dd>") == page.count("<dd>4567def</dd>") == 1
+    assert re.search(r"<strong>x, seed 0</strong>: (.*)</p>", page)[1].count(", ") == 2
+
+
+def test_the_words_that_gain_most_are_shown_in_their_sentences(page):
+    assert "Of 611 words that occur 5 times or more, tide predicts 579 better than base." in page
+    (word,) = re.findall(r"<li><strong>learnt</strong>.*</li>", page)
+    assert f"{MINUS}5.25 nats" in word
+    assert "7 times" in word
+    assert re.search(r"<q>… [^<]*its end, she had <mark>learnt</mark> it\.", word)
+    assert "At the beginning" not in word
+
+
 def test_the_page_is_folded_but_for_the_first_figure_of_each_question(page):
     """It was 21,862 px long."""
     cards = re.findall(r'<details class="card" id="([^"]+)"( open)?>', page)
     assert set(FIGURES) <= {name for name, _ in cards}
     assert [name for name, is_open in cards if is_open] == [
         "training-loss",
+        "words",
         "loss-by-decile",
         "footprint",
         "routing",

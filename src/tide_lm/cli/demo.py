@@ -206,10 +206,13 @@ def _look_into(run: Path) -> dict[str, Any]:
         tide.write("compression", measure(tide, texts, forms_named(COMPRESSED), log))
     held_out, windows = texts.resolve(tide)
     [(name, text)] = held_out.items()
+    with working("Looking for the words that gain most"):
+        words = word_gains(tide, base, text, windows, LEAST, MOST)
+    tide.write("words", {"against": base.name, **words})
     return {
         "loss_without_memory": math.log(found[Analysis.layer_drop]["texts"][name]["without_any"]),
         "written": _written(base, tide),
-        "words": word_gains(tide, base, text, windows, LEAST, MOST),
+        "words": words,
     }
 
 

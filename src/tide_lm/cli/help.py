@@ -27,6 +27,15 @@ class _InWords:
                 error.message = re.sub(fault, words, error.message)
             raise
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Name what turns an option off in its words: in a column of its own, it would cut other names."""
+        for param in self.params:  # type: ignore[attr-defined]
+            if off := param.secondary_opts:
+                default = "On by default; " if param.default else ""
+                param.help, param.show_default = f"{param.help} {default}{off[0]} turns it off.", False
+                param.secondary_opts = []
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
     def get_params(self, context: Any) -> list[Any]:
         params = super().get_params(context)  # type: ignore[misc]
         for param in params:

@@ -39,7 +39,9 @@ def check_counts(counts: Path | None) -> None:
 def check_memory(model: str, what: str) -> None:
     """Check that a model has a memory, which `what` needs; of one on the Hub this is known later."""
     owner = owning_run(model)[0]
-    if owner is not None:
+    if owner is not None and (export := RunDirectory(owner).export / "config.json").exists():
+        blocks = _described(str(export.parent)).get("num_memory_blocks", 0)
+    elif owner is not None:
         blocks = RunConfig.from_saved(RunDirectory(owner).read_config() or {}).model.shape().num_memory_blocks
     else:
         blocks = _described(model).get("num_memory_blocks", 0) if Path(model).exists() else 1

@@ -20,6 +20,7 @@ ROWS = {
 }
 
 
+AROUND = 90  # letters on each side of a word
 Environment = tuple[tuple[str, str], ...]  # names and values
 
 
@@ -32,6 +33,21 @@ class Headline(NamedTuple):
     change: float
     losses: str
     sizes: str
+
+
+class Word(NamedTuple):
+    """A word that a run predicts better, and what is around it where it gains most."""
+
+    word: str
+    change: str
+    times: str
+    before: str
+    after: str
+
+
+class Words(NamedTuple):
+    said: str
+    words: list[Word]
 
 
 class Progress(NamedTuple):
@@ -174,18 +190,48 @@ def training_cost(runs: Runs) -> Table | None:
     return Table("What the training took", ["", *(run.name for run in runs)], cells)
 
 
-def origins(runs: Runs) -> dict[Environment, dict[str, dict[str, list[str]]]]:
-    """Return the results of each run that each command made, in the order of their files, by environment."""
-    grouped: dict[Environment, dict[str, dict[str, list[str]]]] = {}
+def words(runs: Runs) -> list[Words]:
+    """Return the words that each run gains most on, where they were looked for."""
+    found = []
+    for run in runs:
+        if result := run.results.get("words"):
+            of = f"Of {result['words']:,} words that occur {result['least']} times or more"
+            said = f"{of}, {run.name} predicts {result['better']:,} better than {result['against']}. "
+            said += "The loss of these falls most, on average:"
+            found.append(Words(said, list(map(_word, result["largest"]))))
+    return found
+
+
+def _word(found: dict[str, Any]) -> Word:
+    """Cut a sentence down to what is around its word, which stands between asterisks."""
+    before, _, after = found["sentence"].partition(f"*{found['word']}*")
+    if len(before) > AROUND:
+        before = "… " + before[-AROUND:].partition(" ")[2]
+    if len(after) > AROUND:
+        after = after[:AROUND].rpartition(" ")[0] + " …"
+    change_of_loss = f"{number(-found['gain'], '+.2f')} nats"
+    return Word(found["word"], change_of_loss, f"{found['times']:,} times", before, after)
+
+
+def origins(runs: Runs) -> dict[tuple[Environment, ...], dict[str, dict[str, list[str]]]]:
+    """Return the results of each run that each command made, in the order of their files.
+
+    Commands are grouped by the environments that they ran in; most ran in one.
+    """
+    made_by: dict[str, dict[str, list[str]]] = {}
+    ran_in: dict[str, dict[Environment, None]] = {}
     for run in runs:
         made_of = {name: result for name, result in run.results.items() if name != "perplexity"}
         made_of |= {f"perplexity of {name}": text for name, text in run.texts.items()}
         for name, result in made_of.items():
             if made := result.get("provenance"):
                 seed = "" if made.get("seed") is None else f", seed {made['seed']}"
-                commands = grouped.setdefault(_environment(made), {})
-                results = commands.setdefault(made.get("command", "not known"), {})
-                results.setdefault(f"{run.name}{seed}", []).append(name)
+                command = made.get("command", "not known")
+                made_by.setdefault(command, {}).setdefault(f"{run.name}{seed}", []).append(name)
+                ran_in.setdefault(command, {})[_environment(made)] = None
+    grouped: dict[tuple[Environment, ...], dict[str, dict[str, list[str]]]] = {}
+    for command, results in made_by.items():
+        grouped.setdefault(tuple(ran_in[command]), {})[command] = results
     return grouped
 
 

@@ -14,6 +14,7 @@ from tide_lm.spec import estimate
 
 MAKERS = {  # the commands that make results; others are analyses that need no more
     "demo": "tide-lm demo --run {folder}",
+    "words": "tide-lm demo",
     "validation": "tide-lm train --resume --run {model}",
     "metrics": "tide-lm train --resume --run {model}",
     "perplexity": "tide-lm evaluate {model} --text FILE",

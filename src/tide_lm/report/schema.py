@@ -84,6 +84,11 @@ SCHEMAS: dict[str, dict] = {
         **_each({"ids": int, "jaccard": [[NUMBER], "K"]}, "rare", "common"),
         "words": {str: {"neighbours": [[str], "K+1"], "jaccard": [NUMBER, "K"]}},
     },
+    "words": {
+        "against": str,
+        **_each(int, "least", "words", "better"),
+        "largest": [{"word": str, "times": int, "gain": NUMBER, "sentence": str}],
+    },
     "compression": {"as_trained": _COMPRESSED, "forms": [{**_FORM, "texts": _COMPRESSED}]},
     "footprint": {"blocks": int, "rows": [_each(int, "blocks", "bits", "vram_bytes", "ssd_bytes"), "rows"]},
 }
