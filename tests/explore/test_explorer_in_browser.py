@@ -559,6 +559,7 @@ def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("It did not end: it was stopped").wait_for()
         assert page.get_by_role("button", name="Stop").count() == 0
+        page.close()  # before the server is gone, which it would complain about
 
 
 def test_two_visitors_at_once_see_their_own(visit):

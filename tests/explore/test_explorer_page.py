@@ -129,5 +129,5 @@ def test_what_a_browser_makes_up_is_answered_in_a_sentence(asked):
     }.items():
         with pytest.raises(gradio.Error, match=fault):
             list(asked["write"].fn("every", *settings, VISITOR))
-    with pytest.raises(gradio.Error, match="together more than 64: give a shorter prompt"):
+    with pytest.raises(gradio.Error, match="together more than 512: give a shorter prompt"):
         list(asked["write"].fn("every layer " * 2000, 5, 0.8, 40, 1, VISITOR))
