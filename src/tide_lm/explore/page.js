@@ -38,4 +38,4 @@ new MutationObserver(() => {
   if (!window.tokenChosen || !heading?.checkVisibility()) return;
   window.tokenChosen = false;
   if (heading.getBoundingClientRect().bottom > innerHeight * .9) heading.scrollIntoView({ block: "center" });
-}).observe(element, { childList: true, subtree: true });
+}).observe(element, { characterData: true, childList: true, subtree: true });
