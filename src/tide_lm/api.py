@@ -48,7 +48,7 @@ def load(
     results go to. `memory` says where a packed model has its rows: "device", "cpu", "store", or "store:256"
     for a cache of 256 MiB. Without `device`, the model runs on a GPU, if there is one.
 
-    Example: model = tide_lm.load("runs/mine").model
+    Example: `model = tide_lm.load("runs/mine").model`
     """
     residence = None if memory is None else Residence.parse(str(memory))
     path, of_counts, results = _path("model", model), _optional("counts", counts), _optional("run", run)
@@ -82,7 +82,7 @@ def train(
     `settings` are a dict, by full name or by section, or a TOML file. What they leave out has the defaults of
     `tide-lm train`. `start` is a run or a folder with the model to start from.
 
-    Example: tide_lm.train("runs/mine", {"data.path": "data/mine", "model.preset": "tide-4e-tiny"})
+    Example: `tide_lm.train("runs/mine", {"data.path": "data/mine", "model.preset": "tide-4e-tiny"})`
     """
     folder, begin = RunDirectory(_path("run", run)), _optional("start", start)
     file = Path(settings) if isinstance(settings, str | os.PathLike) else None
@@ -120,7 +120,7 @@ def evaluate(
     `window` tokens, one every `stride`. The results also go into results/ of the model's run, for its report.
     `counts`, `run`, `memory` and `device` are those of `load`.
 
-    Example: tide_lm.evaluate("runs/mine", {"wiki": "wiki.test.txt"})["wiki"]["perplexity"]
+    Example: `tide_lm.evaluate("runs/mine", {"wiki": "wiki.test.txt"})["wiki"]["perplexity"]`
     """
     from tide_lm.evaluation.texts import TextSettings, evaluate_texts, write_texts
 
@@ -157,7 +157,7 @@ def analyze(
     states collapsed that are nearer than `delta` of the mean norm. Updates are those of a training on so many
     `tokens`, in batches of `batch` sequences of `sequence` tokens. The other arguments are those of `load`.
 
-    Example: tide_lm.analyze("routing", "runs/mine")["by_layer"]
+    Example: `tide_lm.analyze("routing", "runs/mine")["by_layer"]`
     """
     from tide_lm.analysis import analyze as analyses
 
@@ -196,7 +196,7 @@ def pack(
     keep, of each table or of all together (`blocks="joint"`). The most frequent rows of `counts`, or of the
     run's data, are read first.
 
-    Example: tide_lm.pack("runs/mine", "mine-4bit", bits=4)["bytes"]
+    Example: `tide_lm.pack("runs/mine", "mine-4bit", bits=4)["bytes"]`
     """
     folder, form = _path("out", out), Form(bits, group, rank, blocks)  # type: ignore[arg-type]
     files.check_free(folder)
@@ -235,7 +235,7 @@ def upcycle(
     `model` is a folder, a run that has ended, or a name on the Hub. For progress, `begin` is called with the
     bytes to write, and what it returns with the bytes of each write.
 
-    Example: tide_lm.upcycle("my-llama", "my-tide", memory_blocks=8)
+    Example: `tide_lm.upcycle("my-llama", "my-tide", memory_blocks=8)`
     """
     name, folder = str(_path("model", model)), _path("out", out)
     for key, value, least in (("memory_blocks", memory_blocks, 1), ("seed", seed, 0)):
@@ -269,7 +269,7 @@ def param_groups(
     Tables, and the gains of an upcycled model, have a multiple of `lr`, and tables have their own decay. What
     is not given is the recipe's. Schedules keep the multiples.
 
-    Example: torch.optim.AdamW(tide_lm.param_groups(model, lr=1e-3), betas=(0.9, 0.95))
+    Example: `torch.optim.AdamW(tide_lm.param_groups(model, lr=1e-3), betas=(0.9, 0.95))`
     """
     from torch import nn
 

@@ -85,6 +85,13 @@ def test_what_each_analysis_is_asked(trained, reached):
     assert list(words) == ["a", "b"]
 
 
+@pytest.fixture(scope="module")
+def packed(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed") / "model"
+    assert tide_lm("pack", trained, "--out", folder, "--bits", 8).returncode == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("words", "options"),
     [
@@ -99,7 +106,7 @@ def test_what_each_analysis_is_asked(trained, reached):
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_whose_results_counts_and_rows(words, options, trained, reached, monkeypatch, tmp_path):
+def test_whose_results_counts_and_rows(words, options, trained, packed, reached, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("counts.json").touch()
     monkeypatch.setattr("tide_lm.evaluation.tasks.check", lambda source, names: names)
@@ -108,8 +115,9 @@ def test_whose_results_counts_and_rows(words, options, trained, reached, monkeyp
     verb, *before = words[:2] if words[0] == "analyze" else words[:1]
     others = words[1 + len(before) :]
     opens = "evaluation.texts.open_model" if others == ("--all-checkpoints",) else "model.opened.open_model"
-    (model,), named = reached(opens, verb, *before, trained, *others, *given)
-    assert model == str(trained)
+    subject = packed if "memory" in options else trained
+    (model,), named = reached(opens, verb, *before, subject, *others, *given)
+    assert model == str(subject)
     wanted = {
         "counts": Path("counts.json"),
         "run": Path("elsewhere"),
@@ -174,7 +182,7 @@ def test_how_a_run_is_trained(prepared, reached, tmp_path):
 
 
 def test_what_is_drawn_and_where(trained, reached, tmp_path):
-    (_, runs, out), _ = reached("report.drawing.write", "figure", "norms", trained, "--out", tmp_path)
+    (_, runs, out), _ = reached("report.drawing.write", "figure", "training-loss", trained, "--out", tmp_path)
     assert ([run.path for run in runs], out) == ([trained], tmp_path)
     page = tmp_path / "page.html"
     (runs, out, _, _), _ = reached("report.page.write_report", "report", trained, "--out", page)
