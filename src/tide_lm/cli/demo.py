@@ -39,13 +39,13 @@ COMPRESSED = ["4 bits", "2 bits", "16 bits, rank 0.3", "16 bits, rank 0.3, joint
 
 
 def command(
-    steps: Annotated[int, typer.Option(min=10, help="Training steps per model.")] = 300,
+    steps: Annotated[int, typer.Option(min=10, help="Training steps per model.")] = 400,
     run: Annotated[Path, typer.Option(help="The folder for data, runs and numbers.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
     """Train a base and a TIDE model on the same stories and compare them; a few minutes on two cores.
 
-    Example: tide-lm demo --steps 300 --run runs/demo
+    Example: tide-lm demo --steps 1000 --run runs/demo
     """
     from tide_lm.report.page import write_report
 
