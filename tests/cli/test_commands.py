@@ -3,9 +3,14 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +21,7 @@ import typer
 from command import process, result_of, tide_lm
 
 from tide_lm.cli import demo
-from tide_lm.cli.demo import both_runs
+from tide_lm.cli.opening import both_runs
 from tide_lm.data import sources
 from tide_lm.data.corpus import Corpus, split_of
 from tide_lm.data.prepare import Settings, prepare
@@ -293,6 +298,23 @@ def test_a_small_demo_compares_two_models_and_looks_into_both(small_demo):
     assert both_runs(str(small_demo)) == (str(small_demo / "tide"), str(small_demo / "base"))
     assert both_runs(str(small_demo / "tide")) is None
     assert f"tide-lm explore {small_demo}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_demo_whose_other_training_is_killed_says_so(tmp_path):
+    call = [sys.executable, "-m", "tide_lm", "demo", "--steps", "10", "--run", str(tmp_path)]
+    with subprocess.Popen(call, stderr=subprocess.PIPE, text=True) as demo_process:
+        while demo_process.poll() is None and not (tmp_path / "base" / "config.json").exists():
+            time.sleep(0.1)
+        children = Path(f"/proc/{demo_process.pid}/task/{demo_process.pid}/children").read_text().split()
+        [other] = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(other), signal.SIGKILL)
+        said = demo_process.communicate()[1]
+    assert (demo_process.returncode, said.splitlines()[-1]) == (
+        1,
+        "error: the training of base-tiny was killed: start the demo again",
+    )
+    assert not (tmp_path / "results" / "demo.json").exists()
 
 
 def test_the_demo_prints_its_six_parts_within_80_columns(small_demo):

@@ -24,10 +24,10 @@ class Installed:
     ("record", "command"),
     [
         (
-            {"url": "file:///my%20work/tide", "dir_info": {"editable": True}},
-            "pip install -e '/my work/tide[serve]'",
+            {"url": "file:///my%20code/tide", "dir_info": {"editable": True}},
+            "pip install -e '/my code/tide[serve]'",
         ),
-        ({"url": "file:///work/tide", "dir_info": {}}, "pip install '/work/tide[serve]'"),
+        ({"url": "file:///code/tide", "dir_info": {}}, "pip install '/code/tide[serve]'"),
         (
             {"url": "file:///a/tide_lm-1-py3-none-any.whl", "archive_info": {}},
             "pip install 'tide-lm[serve] @ file:///a/tide_lm-1-py3-none-any.whl'",

@@ -8,8 +8,7 @@ import typer
 
 from tide_lm.analysis.analyze import OF_MEMORY, READS, Analysis, AnalysisSettings, analyze
 from tide_lm.cli import options
-from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import check_call, check_memory, check_residence, open_to_measure
+from tide_lm.cli.opening import check_call, check_memory, check_residence, open_to_measure, tide_run
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working
 from tide_lm.cli.summary import print_summary

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ import typer
 
 from tide_lm.cli.options import AsJson
 from tide_lm.cli.output import print_json, print_next, print_table
-from tide_lm.cli.progress import training_progress, working
+from tide_lm.cli.progress import tidy_end, training_progress, working
 from tide_lm.report import overview
 from tide_lm.report.results import open_runs
 from tide_lm.run import files
@@ -64,22 +65,6 @@ def command(
     print_json(result) if as_json else _print(run, result)
     typer.echo(f"Runs and numbers: {path.parent.parent}; the report: {page}", err=True)
     print_next(f"tide-lm explore {run}")
-
-
-def both_runs(folder: str) -> tuple[str, str] | None:
-    """Return the TIDE run and the base run of a demo's folder, if it is one."""
-    if not (Path(folder) / "results" / "demo.json").exists():
-        return None
-    tide, base = (Path(folder) / kind for kind in ("tide", "base"))
-    return str(tide), str(base)
-
-
-def tide_run(model: str) -> str:
-    """Return the TIDE run of a demo's folder, and say so; return any other model as it is."""
-    if both := both_runs(model):
-        typer.echo(f"{model} is a demo: this is its TIDE run, {both[0]}", err=True)
-        return both[0]
-    return model
 
 
 def _clear(run: Path) -> None:
@@ -135,20 +120,21 @@ def _train_both(run: Path, steps: int) -> dict[str, Any]:
     """Train both models at once, on a core each: models so small gain little from a second one."""
     typer.echo(f"Training {' and '.join(PRESETS.values())}, at once ...", err=True)
     base, tide = (settings(preset, run / "data", steps) for preset in PRESETS.values())
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+    with tidy_end(), ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
         trained = other.submit(_train, PRESETS["base"], base, run / "base")
         try:
             with training_progress(steps) as (log, advance):
 
                 def log_most(line: str) -> None:
-                    if not line.startswith(
-                        "sample: "
-                    ):  # which is greedy, and what is shown at the end is not
+                    # Samples are greedy, unlike what is shown at the end; and a demo is not resumed.
+                    if not line.startswith(("sample: ", "stopped by a signal")):
                         log(line)
 
                 found = _train(PRESETS["tide"], tide, run / "tide", log_most, advance)
             with working(f"Waiting for {PRESETS['base']}"):
                 return {"base": trained.result(), "tide": found}
+        except BrokenProcessPool:
+            raise ValueError(f"the training of {PRESETS['base']} was killed: start the demo again") from None
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()

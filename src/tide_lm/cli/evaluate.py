@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli import options
-from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import check_call, open_to_measure
+from tide_lm.cli.opening import check_call, open_to_measure, tide_run
 from tide_lm.cli.output import number, print_json, print_next, print_table
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import owning_run, place_of_results, write_result

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.demo import both_runs
+from tide_lm.cli.opening import both_runs
 from tide_lm.cli.options import LOOPBACK, Counts, Device, Memory, check_address
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import check_exists

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import check_residence
+from tide_lm.cli.opening import check_residence, tide_run
 from tide_lm.cli.options import AsJson, Device, Memory, Model, print_reads, usage_errors
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working

@@ -8,8 +8,6 @@ from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 _WORDS = {"bool": "", "str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
-
-
 _FAULTS = {  # of typer 0.29 and newer, whose words are those of a schema
     r"Input should be a valid integer.*": "it must be a whole number",
     r"Input should be a valid number.*": "it must be a number",

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import (
     RunDirectory,
@@ -19,6 +21,22 @@ from tide_lm.spec.config import Place, Residence
 
 if TYPE_CHECKING:
     from tide_lm.model.opened import OpenedModel
+
+
+def both_runs(folder: str) -> tuple[str, str] | None:
+    """Return the TIDE run and the base run of a demo's folder, if it is one."""
+    if not (Path(folder) / "results" / "demo.json").exists():
+        return None
+    tide, base = (Path(folder) / kind for kind in ("tide", "base"))
+    return str(tide), str(base)
+
+
+def tide_run(model: str) -> str:
+    """Return the TIDE run of a demo's folder, and say so; return any other model as it is."""
+    if both := both_runs(model):
+        typer.echo(f"{model} is a demo: this is its TIDE run, {both[0]}", err=True)
+        return both[0]
+    return model
 
 
 def check_call(model: str, counts: Path | None = None, run: Path | None = None) -> Path:

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm import api
-from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import check_counts, check_memory, check_packed
+from tide_lm.cli.opening import check_counts, check_memory, check_packed, tide_run
 from tide_lm.cli.options import AsJson, Counts, Model, refuse_others, usage_errors
 from tide_lm.cli.output import pairs, print_json, print_next, print_table
 from tide_lm.cli.progress import working

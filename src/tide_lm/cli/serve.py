@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.demo import tide_run
-from tide_lm.cli.opening import check_residence
+from tide_lm.cli.opening import check_residence, tide_run
 from tide_lm.cli.options import Device, Memory, check_address
 from tide_lm.run.directory import check_exists, exported, name_of
 from tide_lm.run.optional import install
@@ -66,9 +65,8 @@ def command(
         chosen = ["--device", device] if device else []
         call = ["-m", "tide_lm.interop.transformers_server", json.dumps(told), "serve", folder]
         call, server = [*call, *chosen, *where], "transformers"
-        environment.setdefault(
-            "HF_HUB_DISABLE_UPDATE_CHECK", "1"
-        )  # it would advise versions that are not tested
+        # The check would advise versions that are not tested.
+        environment.setdefault("HF_HUB_DISABLE_UPDATE_CHECK", "1")
     else:
         raise ValueError(f"no server is installed: {install('serve')} for that of transformers, or vllm")
     check_address(host, port)
