@@ -524,8 +524,14 @@ def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit
         assert page.locator("[role=button][aria-pressed='true']").get_attribute("data-place") == "2"
         assert "3 of 3 tokens read" in status.inner_text()
         read(page, "the token")
-        buttons.nth(3).press("Enter")  # of the text that is still there
+        page.get_by_role("radio", name="loss", exact=True).check()  # before any of it is there
         page.locator(".tokens", has_text="the token").wait_for()
+        page.wait_for_timeout(2000)
+        assert page.locator(".tokens").inner_text() == "<bos>the token"
+        assert page.get_by_text("The darker, the higher the loss").is_visible()
+        read(page, "every token")
+        buttons.nth(1).press("Enter")  # of the text that is still there
+        page.locator(".tokens", has_text="every token").wait_for()
         page.wait_for_timeout(2000)
         assert not page.get_by_text("What is predicted to follow").is_visible()
         assert page.locator("[role=button][aria-pressed='true']").count() == 0

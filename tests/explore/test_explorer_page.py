@@ -73,6 +73,8 @@ def test_answers_are_those_of_the_explorer(asked, explorer):
     assert asked["shade"].fn(TEXT, "frequency decile", 2, VISITOR) == explorer.shade(
         TEXT, "frequency decile", 2
     )
+    *_, (_, shaded, *_), _ = asked["read"].fn(TEXT, "loss", None, 0, VISITOR)  # as it was asked before
+    assert "the rarer the token" in shaded
     place, layer = SimpleNamespace(place=2), SimpleNamespace(layer=1)
     detail = explorer.detail(TEXT, 2, 1)
     assert asked["choose"].fn(TEXT, 1, VISITOR, place) == (2, detail)

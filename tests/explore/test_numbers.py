@@ -513,7 +513,7 @@ def test_a_search_grows_and_ends_when_it_is_stopped_or_replaced(opened, tmp_path
     for turn in Turn(), Turn(colour="frequency decile"):
         answers = explorer.token(7, turn)
         assert "3 of" in [next(answers) for _ in range(4)][-1]
-        turn.stopped, turn.replaced = turn.colour == "loss", turn.colour != "loss"
+        turn.stopped, turn.replaced = turn.colour is None, turn.colour is not None
         assert [f"Stopped: 4 of {total} tokens searched" in answer for answer in answers] == [
             True
         ] * turn.stopped
@@ -531,6 +531,17 @@ def test_a_reading_that_is_replaced_says_no_more(opened, tmp_path, monkeypatch):
     assert tokens.count('aria-pressed="true"') == 1
     turn.replaced = True
     assert list(answers) == []
+
+
+def test_a_colour_that_is_chosen_while_the_last_state_is_made_is_shown(opened, tmp_path):
+    turn = Turn(colour="loss")
+    answers = Explorer(opened, None, tmp_path).read("the token", turn)
+    _, summary, _ = next(answers)
+    assert "loss of the token" in summary
+    turn.colour = "frequency decile"
+    assert turn.reading
+    assert ["the rarer the token" in summary for _, summary, _ in answers] == [True]
+    assert not turn.reading
 
 
 def test_what_a_browser_may_send_does_no_harm(opened, tmp_path):

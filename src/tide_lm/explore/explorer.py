@@ -54,8 +54,9 @@ class Turn:
     """A visitor's question, until it is stopped or another replaces it, and how its text is shown."""
 
     text: str | None = None  # once some of it is read
-    colour: str = Colour.loss
+    colour: str | None = None  # that of the loss until another is chosen
     chosen: int | None = None
+    reading: bool = False
     stopped: bool = False
     replaced: bool = False
 
@@ -141,11 +142,17 @@ class Explorer:
         """Yield the text that is shown, its summary and its tokens, as it is read."""
         typed = _cleaned(typed, LONGEST)
         steps = self.reader.read(typed)
-        for text, stopped in _paced(steps, turn, lambda text: text.done == len(text.ids)):
-            turn.text = typed
-            state = self._state(text, turn.colour, turn.chosen, stopped)
-            if not turn.replaced:
-                yield typed, *state
+        turn.reading = True
+        try:
+            for text, stopped in _paced(steps, turn, lambda text: text.done == len(text.ids)):
+                turn.text, colour = typed, turn.colour
+                state = self._state(text, colour, turn.chosen, stopped)
+                if not turn.replaced:
+                    yield typed, *state
+        finally:
+            turn.reading = False
+        if not turn.replaced and turn.colour != colour:  # it was changed after the last state
+            yield typed, *self._state(text, turn.colour, turn.chosen, stopped)
 
     def shade(self, typed: str | None, colour: str, chosen: int | None) -> tuple[str, str]:
         """Return the summary and the tokens of a text as far as it was read, in another colour."""
@@ -154,11 +161,13 @@ class Explorer:
         return self._state(self.reader.known(typed), colour, chosen)
 
     def _state(
-        self, text: ReadText, colour: str, chosen: int | None, stopped: bool = False
+        self, text: ReadText, colour: str | None, chosen: int | None, stopped: bool = False
     ) -> tuple[str, str]:
-        legend = markup.LEGENDS[Colour(colour)]
-        summary = part("summary", text=text, names=self.names, stopped=stopped, limit=LIMIT, legend=legend)
-        return summary, markup.tokens(text, Colour(colour), chosen)
+        shade = Colour(colour or Colour.loss)
+        summary = part(
+            "summary", text=text, names=self.names, stopped=stopped, limit=LIMIT, legend=markup.LEGENDS[shade]
+        )
+        return summary, markup.tokens(text, shade, chosen)
 
     def detail(self, typed: str | None, place: Any, layer: int) -> str:
         """Return all about one token of a text: its layers, and what is predicted to follow it."""

@@ -37,7 +37,7 @@ class Turns:
         self._lock = threading.Lock()
 
     def last(self, visitor: "Request") -> Turn:
-        return self._last.get(visitor.session_hash) or Turn()
+        return self._last.setdefault(visitor.session_hash, Turn())
 
     def begin(self, visitor: "Request", turn: Turn) -> Turn:
         with self._lock:
@@ -234,7 +234,7 @@ def _text_tab(explorer: Explorer, texts: Turns, picks: Turns) -> tuple[dict[str,
     read_text, chosen, layer = gr.State(None), _hidden(), _hidden(0)
 
     def read(typed: str, colour: str, place: int | None, layer: int, visitor: gr.Request) -> Iterator[tuple]:
-        turn = texts.begin(visitor, Turn(colour=colour, chosen=place))
+        turn = texts.begin(visitor, Turn(colour=texts.last(visitor).colour or colour, chosen=place))
         of_the_last_text: tuple = (place, "")  # goes when the first of this one is there
         for state in explorer.read(typed, turn):
             yield *state, *of_the_last_text
@@ -249,8 +249,10 @@ def _text_tab(explorer: Explorer, texts: Turns, picks: Turns) -> tuple[dict[str,
         texts.stop(visitor)
 
     def shade(typed: str | None, colour: str, chosen: int | None, visitor: gr.Request) -> tuple[str, str]:
-        texts.last(visitor).colour = colour
-        return explorer.shade(typed, colour, chosen)
+        turn = texts.last(visitor)
+        turn.colour = colour  # a reading that goes on shows it, and those to come
+        shown = None if turn.reading else explorer.shade(typed, colour, chosen)
+        return shown if shown and not turn.replaced else (gr.skip(), gr.skip())
 
     def choose(typed: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> tuple:
         turn, last, place = picks.begin(visitor, Turn()), texts.last(visitor), _picked(event, "place")
