@@ -50,7 +50,8 @@ def quantity(value: float | None, spec: str = ".4g") -> str:
 
 def gigabytes(value: float | None) -> str:
     """Format bytes as GB of 10^9 bytes, as in the paper, and fewer in smaller units."""
-    return _in_units(value, ((1e9, " GB"), (1e6, " MB"), (1e3, " kB")), ".3f", " bytes")
+    spec = ".3f" if value is not None and value >= 1e9 else ".4g"
+    return _in_units(value, ((1e9, " GB"), (1e6, " MB"), (1e3, " kB")), spec, " bytes")
 
 
 def _in_units(value: float | None, units: Sequence[tuple[float, str]], spec: str, one: str) -> str:
