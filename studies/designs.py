@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 
 from studies.controls import builder, narrower_ffn
-from studies.nulls import Pairs, PairsConfig, PairsModel, ShortConvolution
+from studies.nulls import Pairs, PairsConfig, PairsModel, ShortConvolution, hashed
 from tide_lm.model import EmbeddingMemory, Memory, MemoryRouter, TideConfig, TideDecoderLayer, TideForCausalLM
 from tide_lm.model.extensions import extended
 from tide_lm.model.gate import MemoryGateNorm
@@ -71,6 +71,50 @@ class Split(TideForCausalLM):
 
     config_class = SplitConfig
     decoder_class = SplitModel
+
+
+@strict
+class PairRowsConfig(TideConfig):
+    """One table for tokens and pairs: part s has rows of the last `orders[s]` tokens, `shares[s]` times V.
+
+    A row has K / parts blocks, and a position has a row of each part.
+    """
+
+    model_type = "tide-pair-rows"
+
+    orders: list[int] | None = None
+    shares: list[int] | None = None
+
+
+class PairRowsMemory(EmbeddingMemory):
+    """Whole rows of a token and of a hash of several tokens, whose blocks take turns."""
+
+    def __init__(self, config: PairRowsConfig) -> None:
+        super().__init__(config)
+        self.orders, self.shares = config.orders or [1], config.shares or [1]
+        V, K, D = self.weight.shape
+        self.weight = nn.Parameter(torch.empty(V * sum(self.shares), K // len(self.orders), D))
+        self.vocabulary = V
+
+    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
+        keys, first = [], 0
+        for part, (order, share) in enumerate(zip(self.orders, self.shares, strict=True)):
+            keys.append(first + hashed(input_ids_BT, order, part) % (share * self.vocabulary))
+            first += share * self.vocabulary
+        rows = nn.functional.embedding(torch.stack(keys, -1).flatten(0, 1), self.weight.flatten(1))
+        blocks_USKD = rows.unflatten(-1, self.weight.shape[1:])
+        return Memory(self.norm(blocks_USKD.transpose(1, 2).flatten(1, 2)))
+
+
+class PairRowsModel(TideModel):
+    memory_class = PairRowsMemory
+
+
+class PairRows(TideForCausalLM):
+    """Rows for pairs of tokens in the same table, found by one look-up for all their blocks."""
+
+    config_class = PairRowsConfig
+    decoder_class = PairRowsModel
 
 
 @strict
@@ -325,13 +369,17 @@ class Stem(TideForCausalLM):
     decoder_class = StemModel
 
 
-for _kind in (Split, ByScalars, Narrow, GatedRows, Stem):
+for _kind in (Split, PairRows, ByScalars, Narrow, GatedRows, Stem):
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
 
 DESIGNS = {
     "pairs-and-triples": builder(Pairs, orders=[1, 2, 1, 3] * 2),
     "split": builder(Split, orders=[1, 1, 1, 1, 2, 3, 2, 3]),
+    "pair-rows": builder(PairRows, orders=[1, 2], shares=[1, 1]),
+    "pair-rows-of-three": builder(PairRows, orders=[1, 2], shares=[1, 3], num_memory_blocks=4),
+    "pair-rows-of-seven": builder(PairRows, orders=[1, 2], shares=[1, 7], num_memory_blocks=2),
+    "pair-rows-by-three-hashes": builder(PairRows, orders=[1, 2, 2, 2], shares=[1, 1, 1, 1]),
     "scalars": builder(ByScalars),
     "narrow-gate": builder(Narrow, orders=ORDERS),
     "row-gates": builder(GatedRows, orders=ORDERS),

@@ -130,12 +130,12 @@ class PairsMemory(EmbeddingMemory):
 
     def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
         V, K, D = self.weight.shape
-        keys = [_hashed(input_ids_BT, order, k) % V * K + k for k, order in enumerate(self.orders)]
+        keys = [hashed(input_ids_BT, order, k) % V * K + k for k, order in enumerate(self.orders)]
         raw_UKD = nn.functional.embedding(torch.stack(keys, -1).flatten(0, 1), self.weight.view(V * K, D))
         return Memory(self.norm(raw_UKD))
 
 
-def _hashed(ids_BT: torch.Tensor, order: int, block: int) -> torch.Tensor:
+def hashed(ids_BT: torch.Tensor, order: int, block: int) -> torch.Tensor:
     """A number of a token and those before it; of one token alone its id."""
     if order == 1:
         return ids_BT

@@ -99,8 +99,9 @@ def test_a_design_learns_all_it_has_as_the_trainer_has_it(name):
     assert not torch.allclose(logits(model), logits(base()), atol=1e-3)
     Objective(model, TrainSection(dtype="float32", compile=False), 1e-6)(IDS, IDS).objective.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    learned = model.model.memory.weight.grad.any(-1).any(0).sum()
-    assert learned == {"split": 7, "narrow-gate": 3, "scalars": 3}.get(name, 8)  # of three layers
+    blocks = model.model.memory.weight.grad.any(-1).any(0)
+    learned = {"split": 7, "narrow-gate": 3, "scalars": 3}.get(name, len(blocks))  # of three layers
+    assert blocks.sum() == learned
 
 
 @pytest.mark.parametrize("name", DESIGNS)
@@ -128,6 +129,18 @@ def test_pairs_and_triples_look_further_back():
     assert torch.equal(rows[2, 1], rows[5, 1])  # the same pair
     assert not torch.equal(rows[2, 3], rows[5, 3])  # other triples
     assert torch.equal(rows[2, 3], rows[8, 3])
+
+
+@pytest.mark.parametrize("name", [name for name in DESIGNS if name.startswith("pair-rows")])
+def test_one_table_has_whole_rows_for_tokens_and_pairs(name):
+    memory = made(DESIGNS[name]).model.memory
+    parts, before, after = len(memory.orders), torch.tensor([[3, 4]]), torch.tensor([[5, 4]])
+    ours, others = memory(before).rows_UKD[1], memory(after).rows_UKD[1]
+    raw = memory.weight[4] * torch.rsqrt(memory.weight[4].square().mean(-1, keepdim=True) + 1e-6)
+    assert torch.allclose(ours[::parts], 0.1 * raw, atol=1e-6)  # the token's own
+    assert torch.equal(ours[::parts], others[::parts])
+    assert (ours != others).any(-1).sum() == len(ours) - len(ours[::parts])
+    assert torch.equal(memory(torch.tensor([[1, 3, 4]])).rows_UKD[2], ours)
 
 
 def test_a_split_mixes_some_tables_and_puts_the_others_in_values():
