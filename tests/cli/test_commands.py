@@ -237,19 +237,37 @@ def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
     assert "config.json" in done.stderr
 
 
-@pytest.fixture
-def small_demo(tmp_path, monkeypatch):
-    """The demo on a small text, of two smaller models, and with a page that only names its runs."""
+@pytest.fixture(scope="module")
+def small_demo(tmp_path_factory):
+    """The demo on a small text, of two smaller models, and with a page that only names its runs.
+
+    It takes the place of an earlier one. What is returned is its folder, and what it said.
+    """
+    folder = tmp_path_factory.mktemp("small") / "demo"
+    prepare(Settings("stories", train_tokenizer=300), folder / "data")
+    results = folder / "base" / "results"
+    results.mkdir(parents=True)
+    (folder / "base" / "config.json").write_text(json.dumps({"data": {"path": str(folder / "data")}}))
+    (results / "perplexity.json").write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        make_the_demo_small(patch, folder.parent)
+        done = tide_lm("demo", "--steps", "10", "--run", folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def make_the_demo_small(patch, folder):
     from pydoc_data.topics import topics
 
     from tide_lm.analysis.contexts import TEMPLATES
 
     texts = [topics[name][:1000] for name in sorted(topics)[:40]]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = folder / "texts.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    def prepared(folder):
-        small = Settings(str(tmp_path / "texts.jsonl"), train_tokenizer=300, validation=0.15)
-        return prepare(small, folder).source["bytes"]
+    def prepared(data):
+        small = Settings(str(source), train_tokenizer=300, validation=0.15)
+        return prepare(small, data).source["bytes"]
 
     settings = demo.settings
 
@@ -265,39 +283,36 @@ def small_demo(tmp_path, monkeypatch):
         path.write_text("\n".join(map(str, runs)))
         return path
 
-    monkeypatch.setattr(demo, "_prepare", prepared)
-    monkeypatch.setattr(demo, "PRESETS", {"base": "base-tiny", "tide": "tide-2e-tiny"})
-    monkeypatch.setattr(demo, "settings", smaller)
-    monkeypatch.setattr(demo, "COMPRESSED", ["4 bits", "16 bits, rank 0.7"])
+    patch.setattr(demo, "_prepare", prepared)
+    patch.setattr(demo, "PRESETS", {"base": "base-tiny", "tide": "tide-2e-tiny"})
+    patch.setattr(demo, "settings", smaller)
+    patch.setattr(demo, "COMPRESSED", ["4 bits", "16 bits, rank 0.7"])
     few = {category: templates[:3] for category, templates in TEMPLATES.items()}
-    monkeypatch.setattr("tide_lm.analysis.collapse.TEMPLATES", few)
-    monkeypatch.setattr("tide_lm.report.page.write_report", page)
-    return tmp_path / "demo"
+    patch.setattr("tide_lm.analysis.collapse.TEMPLATES", few)
+    patch.setattr("tide_lm.report.page.write_report", page)
 
 
 def test_a_small_demo_compares_two_models_and_looks_into_both(small_demo):
-    done = tide_lm("demo", "--steps", "10", "--run", small_demo)
-    assert done.returncode == 0, done.stderr
-    written = json.loads((small_demo / "results" / "demo.json").read_text())
+    folder, done = small_demo
+    written = json.loads((folder / "results" / "demo.json").read_text())
     for kind in ("base", "tide"):
-        validation = json.loads((small_demo / kind / "results" / "validation.json").read_text())
+        validation = json.loads((folder / kind / "results" / "validation.json").read_text())
         assert (written[kind]["val_loss"], written[kind]["tokens"]) == (validation["loss"], 10 * 4 * 32)
         assert written[kind]["loss_by_decile"] == validation["loss_by_decile"]
     of_all = f"{written['base']['val_loss']:.3f} +{written['tide']['val_loss']:.3f}"
     more = difference(written["tide"]["val_loss"] - written["base"]["val_loss"])
     assert re.search(rf"all +[\d,]+ +{of_all} +{re.escape(more)}", done.stdout)
     names = {
-        kind: {path.stem for path in (small_demo / kind / "results").glob("*.json")}
-        for kind in ("base", "tide")
+        kind: {path.stem for path in (folder / kind / "results").glob("*.json")} for kind in ("base", "tide")
     }
     assert names["base"] >= {"norms", "updates", "gradients", "collapse", "footprint", "validation"}
     of_memory = {"routing", "layer-drop", "distances", "neighbours", "compression", "words"}
     assert names["tide"] - names["base"] == of_memory
-    page = (small_demo / "report" / "index.html").read_text()
-    assert page == f"{small_demo / 'base'}\n{small_demo / 'tide'}"
-    assert both_runs(str(small_demo)) == (str(small_demo / "tide"), str(small_demo / "base"))
-    assert both_runs(str(small_demo / "tide")) is None
-    assert f"tide-lm explore {small_demo}" in done.stderr
+    page = (folder / "report" / "index.html").read_text()
+    assert page == f"{folder / 'base'}\n{folder / 'tide'}"
+    assert both_runs(str(folder)) == (str(folder / "tide"), str(folder / "base"))
+    assert both_runs(str(folder / "tide")) is None
+    assert f"tide-lm explore {folder}" in done.stderr
 
 
 @pytest.mark.slow
@@ -318,20 +333,19 @@ def test_a_demo_whose_other_training_is_killed_says_so(tmp_path):
 
 
 def test_the_demo_prints_its_six_parts_within_80_columns(small_demo):
-    done = tide_lm("demo", "--steps", "10", "--run", small_demo)
-    assert done.returncode == 0, done.stderr
-    written = json.loads((small_demo / "results" / "demo.json").read_text())
+    folder, done = small_demo
+    written = json.loads((folder / "results" / "demo.json").read_text())
     assert max(map(len, done.stdout.splitlines())) <= 80
     shown = " ".join(done.stdout.split())
     for kind in ("base", "tide"):
-        size = (small_demo / kind / "export" / "model.safetensors").stat().st_size
+        size = (folder / kind / "export" / "model.safetensors").stat().st_size
         assert written[kind]["bytes"] == size
         assert f"({written[kind]['parameters']:,} parameters, {size / 1e6:.1f} MB on disk, " in shown
     texts = written["written"]["texts"]
     assert [(text["prompt"], text["seed"]) for text in texts] == [*zip(demo.PROMPTS, range(3), strict=True)]
     assert any(text["tide"] != text["without_memory"] for text in texts)
     assert "the same, memory off" in shown
-    dropped = json.loads((small_demo / "tide" / "results" / "layer-drop.json").read_text())
+    dropped = json.loads((folder / "tide" / "results" / "layer-drop.json").read_text())
     (held_out,) = dropped["texts"].values()
     assert math.exp(written["loss_without_memory"]) == pytest.approx(held_out["without_any"])
     assert f"is then {written['loss_without_memory']:.3f} nats" in shown
@@ -348,14 +362,14 @@ def test_the_words_of_a_demo_gain_what_the_two_exports_say(small_demo):
     """Losses come from transformers here, and a word's from the characters of its tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert tide_lm("demo", "--steps", "10", "--run", small_demo).returncode == 0
-    words = json.loads((small_demo / "results" / "demo.json").read_text())["words"]
-    tokenizer = AutoTokenizer.from_pretrained(small_demo / "tide" / "export")
-    split = TokenSplit(small_demo / "data", "validation")
+    folder, _ = small_demo
+    words = json.loads((folder / "results" / "demo.json").read_text())["words"]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tide" / "export")
+    split = TokenSplit(folder / "data", "validation")
     ids = torch.from_numpy(split.read(0, len(split)).astype("int64"))
     losses = []
     for kind in ("base", "tide"):
-        model = AutoModelForCausalLM.from_pretrained(small_demo / kind / "export")
+        model = AutoModelForCausalLM.from_pretrained(folder / kind / "export")
         windows = [ids[start : start + 129] for start in range(0, len(ids) - 1, 128)]
         with torch.no_grad():
             logits = [model(window[None, :-1]).logits[0] for window in windows]
@@ -379,24 +393,19 @@ def test_the_words_of_a_demo_gain_what_the_two_exports_say(small_demo):
     assert all(f"*{each['word']}*" in each["sentence"] for each in words["largest"])
 
 
-def test_a_demo_takes_the_place_of_an_earlier_one_and_of_nothing_else(small_demo):
-    for name in ("data", "base", "tide"):
-        (small_demo / name).mkdir(parents=True)
-        done = tide_lm("demo", "--run", small_demo)
-        assert done.returncode == 1
-        assert f"{small_demo / name} is no part of a demo: move it" in done.said
-        (small_demo / name).rmdir()
-    prepare(Settings("stories", train_tokenizer=300), small_demo / "data")
-    (small_demo / "base").mkdir()
-    config = {"data": {"path": str(small_demo / "data")}}
-    (small_demo / "base" / "config.json").write_text(json.dumps(config))
-    (small_demo / "base" / "results").mkdir()
-    (small_demo / "base" / "results" / "perplexity.json").write_text("{}")
-    done = tide_lm("demo", "--steps", "10", "--run", small_demo)
-    assert done.returncode == 0, done.stderr
+def test_a_demo_takes_the_place_of_an_earlier_one(small_demo):
+    folder, done = small_demo
     assert "holds an earlier demo, which this one replaces" in done.stderr
-    assert not (small_demo / "base" / "results" / "perplexity.json").exists()
-    assert Manifest.read(small_demo / "data").source["source"].endswith("texts.jsonl")
+    assert not (folder / "base" / "results" / "perplexity.json").exists()
+    assert Manifest.read(folder / "data").source["source"].endswith("texts.jsonl")
+
+
+@pytest.mark.parametrize("name", ["data", "base", "tide"])
+def test_a_demo_takes_the_place_of_nothing_else(tmp_path, name):
+    (tmp_path / name).mkdir()
+    done = tide_lm("demo", "--run", tmp_path)
+    assert done.returncode == 1
+    assert f"{tmp_path / name} is no part of a demo: move it" in done.said
 
 
 def test_the_demos_prompts_are_nowhere_in_its_held_out_text(tmp_path):

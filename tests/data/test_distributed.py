@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 from data.in_this_process import InThisProcess
 
-from tide_lm.data import builtin, distributed, prepare, sources
+from tide_lm.data import distributed, prepare, sources
 from tide_lm.data.prepare import Settings
 from tide_lm.data.shards import Manifest
 from tide_lm.data.stages import Assemble, Encode, WorkingFolder
@@ -107,9 +107,11 @@ def test_the_source_may_be_named_from_here(in_tasks, settings, corpus, usual, tm
     assert {name for name in usual if made[name] != usual[name]} == {"manifest.json"}
 
 
-def test_the_builtin_text_is_one_part(in_tasks, tmp_path, monkeypatch):
-    monkeypatch.setattr(builtin, "documents", lambda: iter([("a", texts(1, 0)[0]), ("b", texts(1, 1)[0])]))
-    settings = Settings("builtin", train_tokenizer=300, validation=0)
+@pytest.mark.parametrize("name", sources.BUILT_IN)
+def test_a_text_that_comes_with_the_package_is_one_part(name, in_tasks, tmp_path, monkeypatch):
+    documents = [("a", texts(1, 0)[0]), ("b", texts(1, 1)[0])]
+    monkeypatch.setitem(sources.BUILT_IN, name, lambda: iter(documents))
+    settings = Settings(name, train_tokenizer=300, validation=0)
     in_tasks(settings, tmp_path / "out", 2)
     assert files_of(tmp_path / "out") == usual_way(settings, tmp_path / "usual")
 

@@ -94,7 +94,8 @@ def _executor(name: str) -> Any:
 
 def _absolute(source: str) -> str:
     """Return a source that tasks in other folders find too."""
-    return source if source == "builtin" or source.startswith("hf:") else str(Path(source).absolute())
+    found_anywhere = source in sources.BUILT_IN or source.startswith("hf:")
+    return source if found_anywhere else str(Path(source).absolute())
 
 
 def _start(folder: WorkingFolder, settings: Settings, parts: Sequence[sources.Part], tasks: int) -> None:

@@ -28,7 +28,7 @@ LONG_TEXT = 2**17  # characters: longer texts are read by line, and encoded in p
 _FORMAT = re.compile(r"\.(?:(?P<plain>txt|jsonl)(?:\.gz|\.xz|\.zst)?|parquet)\Z")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _PARQUET_ROWS = 256
-_HERE = {"builtin": builtin.documents, "stories": stories.documents}
+BUILT_IN = {"builtin": builtin.documents, "stories": stories.documents}
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Part:
 
 def parts(source: str, text_field: str = "text") -> list[Part]:
     """Return the parts of a text that is here, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in order."""
-    if source in _HERE:
-        return [Part(source, _HERE[source])]
+    if source in BUILT_IN:
+        return [Part(source, BUILT_IN[source])]
     if source.startswith("hf:"):
         return _shards(source, text_field)
     return [Part(str(path), partial(_file, path, text_field)) for path in files(source)]
