@@ -78,6 +78,7 @@ def logits(model, ids) -> torch.Tensor:
         return model.eval()(ids).logits
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_changed_and_pushed_again(hub, user, tiny_model, tokenizer, token_ids, tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path / "model")

@@ -61,7 +61,7 @@ def test_auto_classes_open_a_folder(folder, token_ids):
 @pytest.mark.parametrize(
     ("imports", "first"),
     [
-        ("import tide_lm, transformers", "pass"),
+        pytest.param("import tide_lm, transformers", "pass", marks=pytest.mark.slow),
         (
             "import transformers, tide_lm",
             "assert transformers.AutoConfig.for_model('tide', num_memory_blocks=5).num_memory_blocks == 5",
