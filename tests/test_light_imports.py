@@ -109,6 +109,7 @@ print("light")
     assert '"tables"' in done.stdout
 
 
+@pytest.mark.slow
 def test_wrong_calls_are_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "runs" / "mine" / "export").mkdir(parents=True)
     settings: dict[str, dict] = {"model": {}, "data": {}, "optim": {}, "train": {}}

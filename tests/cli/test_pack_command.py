@@ -211,9 +211,8 @@ def test_what_cannot_be_packed_is_refused(packed, trained, tmp_path):
     assert "pack it first, with `tide-lm pack`" in done.said
 
 
-@pytest.mark.parametrize(
-    "delay", [0.0, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.02, 0.1))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
 def test_a_kill_while_packing_leaves_no_folder(trained, tmp_path, delay):
     out = tmp_path / "packed"
     command = call("pack", trained, "--out", out)

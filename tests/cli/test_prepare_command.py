@@ -132,9 +132,8 @@ def test_a_wrong_call_says_why(tmp_path, monkeypatch, options, status, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "by", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["kill", "interrupt"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
 def test_killed_at_work_it_leaves_nothing_under_its_name_and_no_process(text, tmp_path, tokenizer, by):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     line = text.read_text().split("\n")[0] + "\n"

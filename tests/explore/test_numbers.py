@@ -544,6 +544,7 @@ def test_a_colour_that_is_chosen_while_the_last_state_is_made_is_shown(opened, t
     assert not turn.reading
 
 
+@pytest.mark.slow
 def test_what_a_browser_may_send_does_no_harm(opened, tmp_path):
     explorer = Explorer(opened, None, tmp_path)
     for text in "\ud800", None, "x" * 300_000, "\x00":

@@ -99,6 +99,7 @@ print(config.model_type, config.num_memory_blocks)
     assert done.stdout.strip() == "tide 5", done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_opens_with_trust_remote_code_and_is_saved_again_without_our_source(folder, tmp_path):
     code = """
 import sys

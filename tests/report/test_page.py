@@ -209,6 +209,7 @@ def test_a_run_in_progress_says_how_far_it_is(plant, tmp_path):
     assert "no tokens yet" in page
 
 
+@pytest.mark.slow
 def test_one_run_is_not_compared_and_three_are_each(plant, tmp_path):
     runs = [plant(tmp_path / name, blocks, only=FEW) for name, blocks in (("base", 0), ("a", 3), ("b", 3))]
     page = write_report(runs[1:2], tmp_path / "page.html").read_text()

@@ -7,6 +7,7 @@ from tide_lm.run.optional import install
 from tide_lm.training.monitor import Monitor
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_in_weights_and_biases_under_one_id(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -109,6 +109,7 @@ def pair(settings, made_once):
     return made_once("pair", make) / "run"
 
 
+@pytest.mark.slow
 def test_a_group_of_one_trains_as_a_process_alone_and_each_goes_on_with_the_others_run(
     alone, settings, tmp_path
 ):
