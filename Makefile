@@ -82,7 +82,7 @@ types: setup
 
 # Types take a minute of one core, so the tests run beside them.
 test: style
-	$(MAKE) --jobs=2 types test-fast
+	$(MAKE) --no-print-directory --jobs=2 types test-fast
 
 test-fast: setup
 	$(RUN) $(VENV)/bin/pytest $(WORKERS) --part=fast
