@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -45,6 +45,7 @@ BROKEN_NUMBERS = """[...document.querySelectorAll(".tide td")]
     })
     .map((one) => one.outerHTML)"""
 TEXT = "every layer knows the token <b onclick=alert(1)>{{beneath}}</b>"
+UNFINISHED = r"^(\S+) of (?!\1 )\S+ tokens "
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def explored(log, *arguments, program=("-m", "tide_lm")):
     command = [sys.executable, *program, "explore", *map(str, arguments), "--port", str(port)]
     careless = {**os.environ, "GRADIO_ALLOWED_PATHS": "/"}
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=careless)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=careless, cwd=log.parent)
     try:
         given_up = time.monotonic() + 600
         while True:
@@ -110,6 +111,12 @@ def explored(log, *arguments, program=("-m", "tide_lm")):
 @pytest.fixture(scope="module")
 def address(run, base_run, tmp_path_factory):
     with explored(tmp_path_factory.mktemp("log") / "log", run, "--compare", base_run) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def slow_address(run, tmp_path_factory):
+    with explored(tmp_path_factory.mktemp("log") / "log", run, program=("-c", SLOWLY)) as address:
         yield address
 
 
@@ -146,12 +153,20 @@ def visit(browser, request, tmp_path):
     assert {host.split(":")[0] for host in hosts} == {"127.0.0.1"}
 
 
-def read(page, text, tokens=None):
-    """Has a text read, and waits until all of it is there."""
+def ask_to_read(page, text):
     page.get_by_label("Text", exact=True).fill(text)
     page.get_by_role("button", name="Read").click()
-    if tokens is not None:
-        page.get_by_text(f"{tokens:,} of {tokens:,} tokens read").wait_for()
+
+
+def wait_for_all(page, text):
+    """Wait until all of a text is read; what is said of it comes at the same moment."""
+    is_there = "text => [...document.querySelectorAll('.tokens')].some((one) => one.textContent === text)"
+    page.wait_for_function(is_there, arg=f"<bos>{text}")
+
+
+def read(page, text):
+    ask_to_read(page, text)
+    wait_for_all(page, text)
 
 
 def search(page, words):
@@ -173,7 +188,7 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     *_, found = reader.read(TEXT)
     page = visit(1000)
     assert page.locator(".tide").first.bounding_box()["width"] > 900  # tables have the window's width
-    read(page, TEXT, found.of_text)
+    read(page, TEXT)
     page.kept("text")
     buttons = page.locator(".tokens [role=button]")
     assert "".join(buttons.all_inner_texts()) == f"<bos>{TEXT}"
@@ -181,6 +196,7 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
         3
     ).get_attribute("title")
     told = page.get_by_text("Mean loss of").inner_text()
+    assert f"{found.of_text} of {found.of_text} tokens read." in told
     assert f"{found.loss:.4f} nats; of base: {found.base_loss:.4f}." in told
     for layer in 0, 1:
         detail = reader.detail(TEXT, 5, layer)
@@ -205,8 +221,8 @@ def test_a_text_is_read_and_a_token_looked_into(visit, run, base_run):
     page.get_by_role("radio", name="frequency decile").check()
     page.get_by_text("The darker, the rarer").wait_for()
     assert buttons.nth(5).get_attribute("aria-pressed") == "true"  # still chosen
-    read(page, "every layer", 2)
-    page.get_by_text("What is predicted to follow").wait_for(state="detached")
+    read(page, "every layer")
+    assert page.get_by_text("What is predicted to follow").count() == 0
 
 
 def test_a_shade_is_of_the_text_that_was_read(visit):
@@ -243,10 +259,11 @@ def test_tokens_are_searched_and_looked_up(visit, run):
     overlaps = [f"{value:.3f}" for value in nearest.jaccard]
     assert [overlap for _, overlap in numbers(page, "^Nearest tokens")] == ["", *overlaps]
     norms = vocabulary.entry(ids[0]).norms.values()
+    page.wait_for_function(f"location.hash.includes('&id={ids[0]}')")
     assert numbers(page, "^Norm of its row") == [[f"{norm:.4f}"] for norm in norms]
     page.kept("tokens")
     page.get_by_label("Search tokens").fill("no such token")
-    page.get_by_text("No token has this").wait_for()
+    page.get_by_text("No token contains this").wait_for()
 
 
 def test_a_pair_is_compared(visit, run, base_run):
@@ -277,10 +294,6 @@ def test_results_are_shown_and_what_is_missing_is_named(visit):
     page.get_by_text("Distance between E and the tables", exact=True).wait_for()
     assert page.locator("svg.panel").count() == 1
     page.kept("model")
-    page.get_by_role("button", name="Run footprint").click()  # and no command to copy
-    page.get_by_text("footprint has ended").wait_for()
-    page.locator("svg.panel").nth(1).wait_for()
-    assert page.get_by_role("button", name="Run footprint").count() == 0
 
 
 def test_texts_are_written_side_by_side_and_looked_into(visit, run, base_run):
@@ -331,15 +344,18 @@ def test_a_link_shows_the_same_again(visit, address):
         "#tab=write&prompt=every+layer&seed=7&length=5": "5 of 5 tokens written",
         "#tab=tokens&words=layer&id=7": "id 7, ",
         "#tab=pairs&one=layer&another=token&before=every": "By layer: the distance",
-        "#tab=text&text=every+layer&token=999&layer=-1": "2 of 2 tokens read",
+        "#tab=text&text=every+layer&token=999&layer=-1&shade=that+of+another": "2 of 2 tokens read",
         "#tab=nowhere&token=x&seed=1e999": "Prompt",
     }.items():
         page = visit(link=link)
+        asked = [time.monotonic()]
+        page.on("request", lambda request, asked=asked: asked.append(time.monotonic()))
         page.get_by_text(shown).first.wait_for()
-        asked = []
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
-        page.wait_for_timeout(1500)
-        assert len(asked) < 10  # and it comes to rest
+        while time.monotonic() - asked[-1] < 1.5:
+            assert len(asked) < 1000  # and it comes to rest
+            page.wait_for_timeout(100)
+    too_long = "remember('text', { text: 'x'.repeat(30000), token: 3 }), location.hash"
+    assert one.evaluate(too_long) == "#tab=text"  # and no token of another text
 
 
 def test_by_keyboard_alone(visit):
@@ -347,8 +363,7 @@ def test_by_keyboard_alone(visit):
     page.get_by_label("Text", exact=True).fill(TEXT)
     page.get_by_role("button", name="Read").focus()
     page.keyboard.press("Enter")
-    page.locator(".tokens [role=button]").first.wait_for()
-    page.wait_for_timeout(500)
+    wait_for_all(page, TEXT)
     page.locator(".tokens [role=button]").first.focus()
     for key in "ArrowRight", "ArrowRight", "ArrowLeft":
         page.keyboard.press(key)
@@ -427,8 +442,7 @@ def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_m
     folder = tmp_path / "many"
     tiny_model(vocab_size=len(tokenizer), num_memory_blocks=24).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    with explored(tmp_path / "log", folder) as address:
-        page = visit(390, address=address)
+    with explored(tmp_path / "log", folder) as address, closing(visit(390, address=address)) as page:
         assert page.get_by_role("radio").count() == 2  # neither deciles nor another model
         page.locator(".tokens [role=button]").nth(5).click()
         page.get_by_text("What is predicted to follow").wait_for()
@@ -444,6 +458,10 @@ def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_m
         page.get_by_role("tab", name="Model").click()
         page.get_by_text("Not there yet").wait_for()
         assert page.locator("svg.panel").count() == 0
+        page.get_by_role("button", name="Run footprint").click()  # and no command to copy
+        page.get_by_text("footprint has ended").wait_for()
+        page.locator("svg.panel").first.wait_for()
+        assert page.get_by_role("button", name="Run footprint").count() == 0
         for tab in "Text", "Tokens", "Model":
             page.get_by_role("tab", name=tab).click()
             page.wait_for_timeout(300)
@@ -466,106 +484,107 @@ def test_many_blocks_of_a_model_with_nothing_beside_it_fit_a_phone(visit, tiny_m
 )
 def test_hostile_texts_are_shown_as_they_are(visit, text):
     page = visit()
-    page.get_by_label("Text", exact=True).fill(text)
-    page.get_by_role("button", name="Read").click()
+    ask_to_read(page, text)
     if not text:
         page.get_by_text("There is nothing to read").wait_for()
-    else:
-        page.get_by_text(re.compile(r"(\S+) of \1 tokens read")).wait_for()
-        page.wait_for_timeout(300)
-        if text.isprintable() and text.isascii() and len(text) < 1000:
-            until = time.monotonic() + 60  # s; the page may still show the text that it begins with
-            while (
-                shown := "".join(page.locator(".tokens [role=button]").all_inner_texts())
-            ) != f"<bos>{text}":
-                assert time.monotonic() < until, shown
-                page.wait_for_timeout(100)
-    assert page.locator(".tide script, .tide img").count() == 0
-    if len(text) == 100_000:
+    elif len(text) == 100_000:
         page.get_by_text(re.compile(rf"{LIMIT:,} of {LIMIT:,} tokens read\..* more are left out")).wait_for()
+    elif text.isascii() and text.isprintable():
+        wait_for_all(page, text)
+    else:
+        page.locator(".tokens", has_text="The tide comes").wait_for(state="detached")
+    assert page.locator(".tide script, .tide img").count() == 0
     read(page, "every layer")
     page.get_by_text("Mean loss of").wait_for()
 
 
-def test_long_work_can_be_stopped(visit):
-    page = visit()
-    assert page.get_by_role("button", name="Stop").count() == 0
-    page.get_by_label("Text", exact=True).fill("the token knows every layer. " * 3000)
-    page.get_by_role("button", name="Read").click()
-    page.get_by_text(f"of {LIMIT:,} tokens read").wait_for()
-    page.get_by_role("button", name="Stop").click()
-    before = page.get_by_text("Stopped: ").inner_text()
-    assert page.get_by_role("button", name="Stop").count() == 0  # there is nothing to stop
-    page.wait_for_timeout(1000)
-    assert page.get_by_text("tokens read").inner_text() == before
+def test_long_work_can_be_stopped(visit, slow_address):
+    page = visit(address=slow_address)
+    stop, read = page.get_by_role("button", name="Stop"), page.get_by_text("tokens read")
+    assert stop.count() == 0
+    ask_to_read(page, "the token knows every layer. " * 300)
+    page.get_by_text(re.compile(f"{UNFINISHED}read")).wait_for()
+    stop.click()
+    page.get_by_text("Stopped: ").wait_for()
+    before = read.inner_text()
+    page.get_by_role("radio", name="frequency decile").check()
+    page.get_by_text("The darker, the rarer").wait_for()
+    assert read.inner_text() == before
+    assert stop.count() == 0  # there is nothing to stop
     page.locator(".tokens [role=button]").nth(3).click()  # what was read can be looked into
     page.get_by_text("What is predicted to follow").wait_for()
     page.get_by_role("button", name="Read").click()
-    page.get_by_text(f"{LIMIT:,} of {LIMIT:,} tokens read").wait_for()
+    stop.wait_for()  # as it goes on
+    page.close()
+    page = visit(address=slow_address, link="#tab=write&length=256")
+    page.get_by_text(re.compile(f"{UNFINISHED}written")).wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text(re.compile(r"Stopped: (?!256)\d+ of 256 tokens written")).wait_for()
+    assert page.get_by_role("button", name="Stop").count() == 0
+    page.get_by_role("tab", name="Model").click()
+    page.get_by_role("button", name="Run routing").click()
+    page.get_by_text("routing is running").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("It did not end: it was stopped").wait_for()
+    assert page.get_by_role("button", name="Stop").count() == 0
 
 
-def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit, run, tmp_path):
-    with explored(tmp_path / "log", run, program=("-c", SLOWLY)) as address:
-        page = visit(address=address)
-        buttons, status = page.locator(".tokens [role=button]"), page.get_by_text("tokens read")
-        read(page, "a context that is never read to its end. " * 30)
-        page.get_by_text(re.compile(r"(\d+) of (?!\1)\d+ tokens read")).wait_for()
-        page.get_by_role("radio", name="frequency decile").check()
-        before = status.inner_text()
-        page.get_by_text("The darker, the rarer").wait_for()
-        page.wait_for_function("before => !document.body.innerText.includes(before)", arg=before)
-        assert page.get_by_text("The darker, the rarer").is_visible()  # as it goes on
-        read(page, "every layer knows", 3)
-        for place in 1, 3, 2:
-            buttons.nth(place).click()
-        page.get_by_role("heading", name="␣layer").wait_for()
-        page.wait_for_timeout(2000)  # for what else may come
-        assert page.get_by_role("heading", name="␣layer").is_visible()
-        assert page.locator("[role=button][aria-pressed='true']").get_attribute("data-place") == "2"
-        assert "3 of 3 tokens read" in status.inner_text()
-        read(page, "the token")
-        page.get_by_role("radio", name="loss", exact=True).check()  # before any of it is there
-        page.locator(".tokens", has_text="the token").wait_for()
-        page.wait_for_timeout(2000)
-        assert page.locator(".tokens").inner_text() == "<bos>the token"
-        assert page.get_by_text("The darker, the higher the loss").is_visible()
-        read(page, "every token")
-        buttons.nth(1).press("Enter")  # of the text that is still there
-        page.locator(".tokens", has_text="every token").wait_for()
-        page.wait_for_timeout(2000)
-        assert not page.get_by_text("What is predicted to follow").is_visible()
-        assert page.locator("[role=button][aria-pressed='true']").count() == 0
-        page.get_by_role("tab", name="Tokens").click()
-        page.get_by_text("of the run's held-out text read").wait_for()
-        found = search(page, "e")  # while the words that gain most are sought
-        page.wait_for_timeout(2000)
-        assert not page.get_by_text("of the run's held-out text read").is_visible()
-        for place in 0, 2, 1:
-            found.nth(place).click()
-        page.get_by_text("overlap with E").wait_for()
-        page.wait_for_timeout(2000)
-        assert page.get_by_text(f"id {found.nth(1).get_attribute('data-place')}, ").is_visible()
-        page.get_by_role("tab", name="Write").click()
-        page.get_by_role("button", name="Write", exact=True).click()
-        written = page.get_by_text("tokens written")
-        page.get_by_text(re.compile("^[1-9] of 60 tokens written")).wait_for()  # as they are written
-        page.get_by_role("button", name="Stop").click()
-        page.get_by_text("Stopped: ").wait_for()
-        assert page.get_by_role("button", name="Stop").count() == 0
-        before = written.inner_text()
-        page.get_by_role("button", name="The old man").click()
-        page.get_by_role("button", name="The function").click()
-        page.get_by_text("60 of 60 tokens written").wait_for()
-        assert "60 of 60" not in before
-        for section in page.locator(".written section").all():
-            assert "".join(section.get_by_role("button").all_inner_texts()).startswith("The function")
-        page.get_by_role("tab", name="Model").click()
-        page.get_by_role("button", name="Run routing").click()
-        page.get_by_text("routing is running").wait_for()
-        page.get_by_role("button", name="Stop").click()
-        page.get_by_text("It did not end: it was stopped").wait_for()
-        assert page.get_by_role("button", name="Stop").count() == 0
-        page.close()  # before the server is gone, which it would complain about
+def test_what_is_asked_last_is_answered_though_every_answer_takes_its_time(visit, slow_address):
+    page = visit(address=slow_address)
+    buttons, status = page.locator(".tokens [role=button]"), page.get_by_text("tokens read")
+    ask_to_read(page, "a context that is never read to its end. " * 60)
+    page.get_by_text(re.compile(f"{UNFINISHED}read")).wait_for()
+    page.get_by_role("radio", name="frequency decile").check()
+    before = status.inner_text()
+    page.get_by_text("The darker, the rarer").wait_for()
+    page.wait_for_function("before => !document.body.innerText.includes(before)", arg=before)
+    assert page.get_by_text("The darker, the rarer").is_visible()  # as it goes on
+    read(page, "every layer knows")
+    for place in 1, 3, 2:
+        buttons.nth(place).click()
+    page.get_by_role("heading", name="␣layer").wait_for()
+    page.wait_for_timeout(2000)  # for what else may come
+    assert page.get_by_role("heading", name="␣layer").is_visible()
+    assert page.locator("[role=button][aria-pressed='true']").get_attribute("data-place") == "2"
+    assert "3 of 3 tokens read" in status.inner_text()
+    ask_to_read(page, "the token")
+    page.get_by_role("radio", name="loss", exact=True).check()  # before any of it is there
+    wait_for_all(page, "the token")
+    page.get_by_text("The darker, the higher the loss").wait_for()
+    page.wait_for_timeout(2000)
+    assert page.locator(".tokens").inner_text() == "<bos>the token"
+    assert page.get_by_text("The darker, the higher the loss").is_visible()
+    page.get_by_label("Text", exact=True).fill("every token")
+    page.evaluate(
+        """() => {  // in one moment, so that the token is of the text that is still there
+            [...document.querySelectorAll("button")].find((one) => one.textContent.trim() === "Read").click();
+            const key = new KeyboardEvent("keydown", { key: "Enter", bubbles: true });
+            document.querySelectorAll(".tokens [data-place]")[1].dispatchEvent(key);
+        }"""
+    )
+    wait_for_all(page, "every token")
+    page.wait_for_timeout(2000)
+    assert not page.get_by_text("What is predicted to follow").is_visible()
+    assert page.locator("[role=button][aria-pressed='true']").count() == 0
+    page.get_by_role("tab", name="Tokens").click()
+    page.get_by_text("of the run's held-out text read").wait_for()
+    found = search(page, "e")  # while the words that gain most are sought
+    page.wait_for_timeout(2000)
+    assert not page.get_by_text("of the run's held-out text read").is_visible()
+    for place in 0, 2, 1:
+        found.nth(place).click()
+    facts = page.get_by_text(f"id {found.nth(1).get_attribute('data-place')}, ")
+    facts.wait_for()
+    page.wait_for_timeout(2000)
+    assert facts.is_visible()
+    page.get_by_role("tab", name="Write").click()
+    page.get_by_role("button", name="Write", exact=True).click()
+    page.get_by_role("button", name="The old man").click()
+    page.get_by_role("button", name="The function").click()
+    page.locator(".written .tokens", has_text="The function").nth(1).wait_for()
+    page.get_by_text("60 of 60 tokens written").wait_for()
+    for section in page.locator(".written section").all():
+        assert "".join(section.get_by_role("button").all_inner_texts()).startswith("The function")
 
 
 def test_two_visitors_at_once_see_their_own(visit):
@@ -639,6 +658,6 @@ def test_nothing_can_be_put_there_and_no_other_machine_is_answered(address):
 def test_a_place_that_is_taken_is_told_before_anything_is_loaded(address, run):
     port = address.rsplit(":", 1)[1]
     command = [sys.executable, "-m", "tide_lm", "explore", str(run), "--port", port]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert f"error: cannot listen at 127.0.0.1:{port} (Address already in use" in done.stderr

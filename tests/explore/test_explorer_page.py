@@ -49,7 +49,7 @@ def test_every_question_has_its_controls_and_none_is_open_to_programs(asked):
     state = None  # what a visitor has read and chosen has no label
     assert labels["write"] == ["Prompt", "Length, tokens", "Temperature", "Top-k, empty for all", "Seed"]
     assert labels["read"] == ["Text", "Shade by", state, state]
-    assert labels["shade"] == [state, "Shade by", state]
+    assert labels["shade"] == [state, "Shade by"]
     assert labels["search"] == ["Search tokens"]
     assert labels["pair"] == ["One token", "Another", "Text before it"]
     assert {
@@ -62,6 +62,8 @@ def test_every_question_has_its_controls_and_none_is_open_to_programs(asked):
         "analyse",
     } <= labels.keys()
     assert {function.api_visibility for name, function in asked.items() if name != "leave"} == {"private"}
+    modes = {function.trigger_mode for name, function in asked.items() if name not in (None, "leave")}
+    assert modes == {"multiple"}  # or what is asked while an answer is made would be dropped
 
 
 def test_answers_are_those_of_the_explorer(asked, explorer):
@@ -70,19 +72,20 @@ def test_answers_are_those_of_the_explorer(asked, explorer):
     *_, (text, summary, shown, *_), last = asked["read"].fn(TEXT, "loss", None, 0, VISITOR)
     assert set(map(str, last)) == {str(gradio.skip())}  # or a later question's answer would go
     assert (text, summary, shown) == list(explorer.read(TEXT, Turn(colour="loss")))[-1]
-    assert asked["shade"].fn(TEXT, "frequency decile", 2, VISITOR) == explorer.shade(
-        TEXT, "frequency decile", 2
+    assert asked["shade"].fn(TEXT, "frequency decile", VISITOR) == explorer.shade(
+        TEXT, "frequency decile", None
     )
     *_, (_, shaded, *_), _ = asked["read"].fn(TEXT, "loss", None, 0, VISITOR)  # as it was asked before
     assert "the rarer the token" in shaded
     place, layer = SimpleNamespace(place=2), SimpleNamespace(layer=1)
     detail = explorer.detail(TEXT, 2, 1)
     assert asked["choose"].fn(TEXT, 1, VISITOR, place) == (2, detail)
-    assert asked["leave_out"].fn(TEXT, 2, layer) == (1, detail) != (0, explorer.detail(TEXT, 2, 0))
+    assert asked["leave_out"].fn(TEXT, 2, VISITOR, layer) == (1, detail) != (0, explorer.detail(TEXT, 2, 0))
     assert list(asked["read"].fn(TEXT, "loss", 2, 1, VISITOR))[-2][-1] == detail
-    assert asked["pair"].fn("layer", "token", "every") == explorer.pair("layer", "token", "every")
+    assert asked["pair"].fn("layer", "token", "every", VISITOR) == explorer.pair("layer", "token", "every")
     *_, card, _ = asked["look_up"].fn(7, VISITOR)
     assert card == list(explorer.token(7, Turn()))[-1]
+    assert list(asked["choose_id"].fn(VISITOR, SimpleNamespace(place=7)))[-2] == (7, card)
     assert "tide-lm analyze routing" in list(asked["watch"].fn(VISITOR))[-2][-1]
     *_, words, _ = asked["search"].fn("layer", VISITOR)
     assert words == list(explorer.search("layer", Turn()))[-1]
@@ -94,7 +97,52 @@ def test_a_token_of_a_text_that_is_gone_changes_nothing(asked):
     import gradio
 
     list(asked["read"].fn("the context", "loss", None, 0, VISITOR))
-    assert asked["choose"].fn(TEXT, 0, VISITOR, SimpleNamespace(place=1)) == (gradio.skip(), gradio.skip())
+    nothing = gradio.skip(), gradio.skip()
+    assert asked["choose"].fn(TEXT, 0, VISITOR, SimpleNamespace(place=1)) == nothing
+    assert asked["leave_out"].fn(TEXT, 1, VISITOR, SimpleNamespace(layer=1)) == nothing
+
+
+@pytest.mark.parametrize(
+    ("question", "given", "newer", "answer"),
+    [
+        ("choose", (TEXT, 0, VISITOR, SimpleNamespace(place=1)), {3: SimpleNamespace(place=2)}, "detail"),
+        ("leave_out", (TEXT, 1, VISITOR, SimpleNamespace(layer=0)), {3: SimpleNamespace(layer=1)}, "detail"),
+        ("shade", (TEXT, "loss", VISITOR), {1: "frequency decile"}, "shade"),
+        ("pair", ("layer", "token", "every", VISITOR), {1: "knows"}, "pair"),
+    ],
+)
+def test_an_answer_that_comes_after_a_newer_question_changes_nothing(
+    asked, monkeypatch, question, given, newer, answer
+):
+    import gradio
+
+    list(asked["read"].fn(TEXT, "loss", None, 0, VISITOR))
+    at_last = getattr(Explorer, answer)
+
+    def slow(*given_to_it):
+        monkeypatch.undo()
+        shown.append(asked[question].fn(*[newer.get(at, one) for at, one in enumerate(given)]))
+        return at_last(*given_to_it)
+
+    shown = []
+    monkeypatch.setattr(Explorer, answer, slow)
+    shown.append(asked[question].fn(*given))
+    nothing = str(gradio.skip())
+    assert [nothing in str(one) for one in shown] == [False, True]
+
+
+def test_a_token_of_a_link_does_not_replace_one_that_was_chosen_since(asked, explorer, monkeypatch):
+    shown, detail = [], Explorer.detail
+
+    def slow(*given):
+        monkeypatch.undo()
+        shown.append(asked["choose"].fn(TEXT, 0, VISITOR, SimpleNamespace(place=1)))
+        return detail(*given)
+
+    monkeypatch.setattr(Explorer, "detail", slow)
+    *_, last, _ = asked["read"].fn(TEXT, "loss", 2, 0, VISITOR)
+    assert shown == [(1, explorer.detail(TEXT, 1, 0))]
+    assert explorer.detail(TEXT, 2, 0) not in last
 
 
 def test_what_the_explorer_refuses_is_shown_as_text(asked, monkeypatch):

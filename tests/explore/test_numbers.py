@@ -3,8 +3,10 @@
 import copy
 import dataclasses
 import json
+import re
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -279,6 +281,7 @@ def test_texts_are_written_as_generate_does_by_several_at_once(opened, base, tmp
             steps = Engine(model.model, memory=memory).generate([ids], 12, one, stop)
             text.ids += [token for (token,) in steps]
             assert texts[column] == f"{TEXT}{text}"
+    assert {len(column._idle) for column in explorer.columns} <= {1, 2}  # each has memory of its own
     (alone,) = generate(opened.model, opened.tokenizer, [TEXT], 12, sampling[3])
     assert at_once[3][0] == f"{TEXT}{alone}"
 
@@ -366,19 +369,20 @@ def test_where_no_data_are_the_words_are_those_of_the_examples(opened, base, tmp
     assert "the examples of the Text tab" in shown
     assert "The hardest words" in shown
     assert "data-place" in shown
+    *_, shown = Explorer(from_nowhere, opened, tmp_path).search("", Turn())
+    assert "The words that this model predicts better than the other" in shown  # which has no memory
 
 
 def analysed(explorer, what):
     """Start an analysis, and return what the page shows until it has ended."""
-    explorer.analyse(ANALYSES.index(what))
-    return list(explorer.watch(Turn()))
+    return list(explorer.watch(Turn(), explorer.analyse(ANALYSES.index(what))))
 
 
 def test_analyses_are_started_and_show_what_they_found(trained, tmp_path, monkeypatch):
     monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0.02)
     shutil.copytree(trained, tmp_path / "run")
     opened = open_model(str(tmp_path / "run"), writes=False)
-    explorer = Explorer(opened, None, opened.run)
+    explorer = Explorer(opened, None, opened.run, opened.data)
     assert "Run routing" in explorer.model()
     assert "tide-lm analyze routing" not in explorer.model()
     *_, (said, shown) = analysed(explorer, "routing")
@@ -389,6 +393,13 @@ def test_analyses_are_started_and_show_what_they_found(trained, tmp_path, monkey
     written = json.loads((tmp_path / "run" / "results" / "routing.json").read_text())
     assert written["by_layer"] == expected["by_layer"]
     assert written["subject"]["model"] == str(tmp_path / "run")
+    made_by = f"tide-lm analyze routing {tmp_path / 'run'} --counts {opened.data}"
+    assert written["provenance"]["command"] == made_by
+    explorer.analyse(ANALYSES.index("footprint"))
+    while explorer.work.running:
+        time.sleep(0.01)
+    *_, (said, _) = explorer.watch(Turn(), "footprint")  # though it ended before anyone looked
+    assert "footprint has ended" in said
     for number in -1, 99:
         with pytest.raises(ValueError, match="there is no analysis"):
             explorer.analyse(number)
@@ -397,16 +408,22 @@ def test_analyses_are_started_and_show_what_they_found(trained, tmp_path, monkey
 def test_one_analysis_runs_at_a_time_and_can_be_stopped(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0.02)
     explorer = Explorer(opened, None, tmp_path)
-    go_on = threading.Event()
+    begun, logged, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def slow(log):
+        begun.wait(600)
         log("half of it")
-        go_on.wait(60)
+        logged.set()
+        go_on.wait(600)
         log("all of it")
 
     explorer.work.start("routing", slow)
     shown = explorer.watch(Turn())
-    assert "routing is running" in next(shown)[0]
+    assert next(shown)[0] == '<p role="status">routing is running.</p>'  # and notices no stop yet
+    begun.set()
+    logged.wait(600)
+    number = ANALYSES.index("routing")
+    assert f'running: half of it. <button type="button" class="small" data-stop="{number}">' in next(shown)[0]
     with pytest.raises(ValueError, match="routing is running: wait"):
         explorer.work.start("norms", slow)
     explorer.detail(TEXT, 1, 0)  # visitors are not kept waiting
@@ -414,7 +431,9 @@ def test_one_analysis_runs_at_a_time_and_can_be_stopped(opened, tmp_path, monkey
     next(left)
     turn.replaced = True
     assert list(left) == []
-    explorer.work.stopped = True
+    explorer.stop(number)
+    for other in -1, 99, ANALYSES.index("norms"):
+        explorer.stop(other)
     go_on.set()
     *_, (said, figures) = shown
     assert said == ""
@@ -426,6 +445,18 @@ def test_one_analysis_runs_at_a_time_and_can_be_stopped(opened, tmp_path, monkey
     explorer.work.start("norms", fails)
     *_, (_, figures) = explorer.watch(Turn())
     assert "It did not end: &lt;b&gt;no" in figures
+    explorer.stop(number)  # it has ended
+    explorer.work.start("norms", lambda log: log("all of it"))
+    assert "norms has ended" in list(explorer.watch(Turn(), "norms"))[-1][0]
+
+
+@pytest.mark.parametrize("what", ["distances", "neighbours"])
+def test_a_search_of_all_tokens_says_how_far_it_is(opened, what, monkeypatch):
+    monkeypatch.setattr("tide_lm.analysis.tables.CHUNK_NUMBERS", 1)
+    said = []
+    analyze(what, opened, log=said.append)
+    assert re.fullmatch(r"(\d+) of \1 tokens", said[-1])
+    assert len(said) > 1
 
 
 def test_an_analysis_does_not_replace_the_results_of_another_model(base_run, tmp_path, monkeypatch):
@@ -531,6 +562,19 @@ def test_a_reading_that_is_replaced_says_no_more(opened, tmp_path, monkeypatch):
     assert tokens.count('aria-pressed="true"') == 1
     turn.replaced = True
     assert list(answers) == []
+
+
+def test_a_reading_that_was_stopped_stays_so_in_another_colour(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("tide_lm.explore.explorer._BETWEEN", 0)
+    explorer = Explorer(opened, None, tmp_path)
+    answers = explorer.read(LONG, turn := Turn())
+    next(answers)
+    turn.stopped = True
+    *_, (_, stopped, _) = answers
+    summary, _ = explorer.shade(LONG, "frequency decile", None)
+    for shown in stopped, summary:
+        assert "Stopped: " in shown
+        assert "data-stop" not in shown
 
 
 def test_a_colour_that_is_chosen_while_the_last_state_is_made_is_shown(opened, tmp_path):

@@ -91,8 +91,8 @@ def analyze(
         Analysis.collapse: lambda: collapse.collapse(opened, settings.delta, log),
         Analysis.routing: lambda: routing.routing(opened, texts, log),
         Analysis.layer_drop: lambda: layer_drop.layer_drop(opened, texts, log),
-        Analysis.distances: lambda: tables.distances(opened),
-        Analysis.neighbours: lambda: tables.neighbours(opened, settings.words),
+        Analysis.distances: lambda: tables.distances(opened, log),
+        Analysis.neighbours: lambda: tables.neighbours(opened, settings.words, log=log),
         Analysis.footprint: lambda: footprint.footprint(opened.shape),
     }
     return analyses[what]()

@@ -4,8 +4,7 @@ Shapes: V vocabulary, K blocks, A all tables (E and the blocks), D hidden, N tok
 each.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,15 +51,18 @@ def names(blocks: int) -> list[str]:
 
 
 @torch.no_grad()
-def distances(opened: OpenedModel) -> dict[str, Any]:
+def distances(opened: OpenedModel, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Return the mean cosine distance of every two tables, over the ids that occur (all if not known)."""
     model = opened.model_with_memory
     ids_N = known_ids(opened).to(model.device)
     tables = names(model.config.num_memory_blocks)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
+    done = 0
     for ids in _parts(model, ids_N):
         rows_AND = directions(model, ids)
         cosines += torch.einsum("and,bnd->ab", rows_AND, rows_AND).double()
+        done += len(ids)
+        log(f"{done:,} of {len(ids_N):,} tokens")
     return {
         "tables": tables,
         "ids": len(ids_N),
@@ -70,7 +72,11 @@ def distances(opened: OpenedModel) -> dict[str, Any]:
 
 @torch.no_grad()
 def neighbours(
-    opened: OpenedModel, words: Sequence[str] = (), sample: int = 200, seed: int = 0
+    opened: OpenedModel,
+    words: Sequence[str] = (),
+    sample: int = 200,
+    seed: int = 0,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Return the overlap of nearest neighbours in E and in each block, for rare and common ids and for words.
 
@@ -87,18 +93,25 @@ def neighbours(
     for name, deciles in (("rare", RARE), ("common", COMMON)):
         members = np.flatnonzero(np.isin(opened.bins.bins_V, list(deciles)))
         chosen = np.sort(generator.permutation(members)[:sample])
-        result[name] = _overlap(nearest(model, torch.from_numpy(chosen), candidates))
+        result[name] = _overlap(nearest(model, torch.from_numpy(chosen), candidates, log))
     result["words"] = {}
     for word in words:
         id = single_token(opened, word)
-        found = nearest(model, torch.tensor([id]), candidates)
+        found = nearest(model, torch.tensor([id]), candidates, log)
         result["words"][word] = neighbours_of(opened, id, found[:, 0])
     return result
 
 
-def nearest(model: TideForCausalLM, ids_N: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+def nearest(
+    model: TideForCausalLM,
+    ids_N: torch.Tensor,
+    candidates: torch.Tensor,
+    log: Callable[[str], None] = lambda line: None,
+) -> torch.Tensor:
     """Return the ids nearest by cosine to each id in each table, without the id itself: A x N x J."""
-    ((_, found_ANJ),) = deque(nearest_so_far(model, ids_N, candidates), maxlen=1)
+    for searched, found in nearest_so_far(model, ids_N, candidates):
+        log(f"{searched:,} of {len(candidates):,} tokens")
+        found_ANJ = found
     return found_ANJ
 
 

@@ -43,7 +43,8 @@ def command(
     check_address(host, port)
     is_local = host in LOOPBACK
     if not is_local:
-        typer.echo(f"warning: whoever reaches {host} can use this page", err=True)
+        can = "can use this page, and start analyses that write results"
+        typer.echo(f"warning: whoever reaches {host} {can}", err=True)
     from tide_lm.explore.explorer import Explorer
     from tide_lm.explore.page import build
     from tide_lm.explore.server import serve
@@ -51,7 +52,7 @@ def command(
 
     opened = open_model(model, counts=counts, memory=memory, device=device, writes=False)
     base = None if compare is None else open_model(compare, counts=counts, device=device, writes=False)
-    explorer = Explorer(opened, base, results or opened.run)
+    explorer = Explorer(opened, base, results or opened.run, counts)
     page = build(explorer)
     with working(f"Loading {opened.name}"):
         explorer.warm_up()

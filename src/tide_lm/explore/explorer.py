@@ -71,6 +71,7 @@ class Explorer:
     opened: OpenedModel
     base: OpenedModel | None
     results: Path
+    counts: Path | None = None  # which `opened` was given
     work: Work = field(default_factory=Work)
     _drawn: dict[Any, str] = field(default_factory=dict)
     _gains: list[gains.Gains] = field(default_factory=list)  # once they are found
@@ -158,10 +159,11 @@ class Explorer:
         """Return the summary and the tokens of a text as far as it was read, in another colour."""
         if typed is None:
             return "", ""
-        return self._state(self.reader.known(typed), colour, chosen)
+        text = self.reader.known(typed)
+        return self._state(text, colour, chosen, stopped=text.done < len(text.ids))
 
     def _state(
-        self, text: ReadText, colour: str | None, chosen: int | None, stopped: bool = False
+        self, text: ReadText, colour: str | None, chosen: int | None, stopped: bool
     ) -> tuple[str, str]:
         shade = Colour(colour or Colour.loss)
         summary = part(
@@ -205,6 +207,7 @@ class Explorer:
                 texts=self.vocabulary.texts,
                 source=gains.source(self.reader),
                 against=gains.against(self.reader),
+                has_memory=self.opened.has_memory,
                 stopped=stopped,
             )
 
@@ -301,18 +304,26 @@ class Explorer:
         can = figure.reads in ANALYSES and is_own and (self.opened.has_memory or not figure.of_memory)
         return ANALYSES.index(figure.reads) if can else None
 
-    def analyse(self, number: int) -> None:
-        """Start an analysis, by its number."""
+    def analyse(self, number: int) -> str:
+        """Start an analysis, by its number, and return its name."""
         if not 0 <= number < len(ANALYSES):
             raise ValueError(f"there is no analysis {number}: choose one on the page")
-        self.work.start(ANALYSES[number], analysis(self.opened, ANALYSES[number]))
+        what = ANALYSES[number]
+        self.work.start(what, analysis(self.opened, what, self.counts))
+        return what
 
-    def watch(self, turn: Turn) -> Iterator[tuple[str, str]]:
-        """Yield how far an analysis is, and the run's figures, until none runs."""
-        figures, ran = self.model(), None
+    def stop(self, number: int) -> None:
+        """Stop the analysis of this number, if it runs."""
+        if 0 <= number < len(ANALYSES):
+            self.work.stop(ANALYSES[number])
+
+    def watch(self, turn: Turn, ran: str | None = None) -> Iterator[tuple[str, str]]:
+        """Yield how far an analysis is, and the run's figures, until none runs; `ran` was just started."""
+        figures = self.model()
         while (running := self.work.running) and not turn.replaced:
             ran = running
-            yield part("working", what=running, said=self.work.said), figures
+            number = ANALYSES.index(running)
+            yield part("working", what=running, number=number, said=self.work.said), figures
             time.sleep(_BETWEEN)
         if not turn.replaced:
             ended = f"{ran} has ended: it is shown below."

@@ -9,7 +9,7 @@ element.addEventListener("click", (event) => {
   if (!button) return;
   if ("stop" in button.dataset) {
     button.remove();
-    trigger("stop");
+    trigger("stop", numbers(button.dataset));
     return;
   }
   if ("place" in button.dataset) window.tokenChosen = true;

@@ -37,7 +37,7 @@ class Turns:
         self._lock = threading.Lock()
 
     def last(self, visitor: "Request") -> Turn:
-        return self._last.setdefault(visitor.session_hash, Turn())
+        return self._last.get(visitor.session_hash, Turn())
 
     def begin(self, visitor: "Request", turn: Turn) -> Turn:
         with self._lock:
@@ -64,8 +64,9 @@ def _buttons(**options: Any) -> Any:
 
 
 def _on(event: Any, answer: Callable, given: Any, shown: Any, **options: Any) -> Any:
-    """Answer an event: call a function with what is given, and show what it returns."""
-    return event(_answering(answer, shown), given, shown, api_visibility="private", **options)
+    """Answer an event, also while the visitor's last one is answered: show what a function returns."""
+    options |= {"api_visibility": "private", "trigger_mode": "multiple"}
+    return event(_answering(answer, shown), given, shown, **options)
 
 
 def _remember(event: Any, given: Any, js: str) -> None:
@@ -87,7 +88,7 @@ def _chosen(texts: list[str], typed: Any) -> Any:
     def type_in(event: gr.EventData) -> str:
         return texts[_picked(event, "example") % len(texts)]
 
-    return _on(_buttons(value=part("examples", texts=texts)).select, type_in, None, typed)
+    return _on(_buttons(value=part("examples", texts=texts)).select, type_in, None, typed, queue=False)
 
 
 def _picked(event: Any, name: str) -> int:
@@ -122,19 +123,15 @@ def _answering(function: Callable, places: Any) -> Callable:
     return answers if inspect.isgeneratorfunction(function) else shown()(function)
 
 
-# Answer a question even if the visitor's last one is being answered.
-_AT_ONCE: dict[str, Any] = {"trigger_mode": "multiple"}
-
-
 def build(explorer: Explorer) -> "Blocks":
-    """Return the page. It sends nothing elsewhere, and keeps nothing."""
+    """Return the page. It sends nothing elsewhere, and keeps only the results of analyses."""
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     require("gradio", "the explorer", "explore")
     import gradio as gr
 
-    turns = {name: Turns() for name in ("writes", "texts", "picks", "searches", "looks", "works")}
+    turns = {name: Turns() for name in ("writes", "texts", "picks", "searches", "looks", "pairs", "works")}
     with gr.Blocks(title=f"TIDE: {explorer.opened.name}", fill_width=True, analytics_enabled=False) as page:
         _show(value=explorer.about)
         with gr.Tabs(overflow_behavior="wrap") as tabs:
@@ -146,7 +143,7 @@ def build(explorer: Explorer) -> "Blocks":
             with _tab("tokens") as tab:
                 token_fields, look_up = _tokens_tab(explorer, tab, turns["searches"], turns["looks"])
             with _tab("pairs"):
-                pair_fields = _pairs_tab(explorer)
+                pair_fields = _pairs_tab(explorer, turns["pairs"])
             with _tab("model") as tab:
                 _model_tab(explorer, tab, turns["works"])
         fields = text_fields | token_fields | pair_fields
@@ -166,9 +163,8 @@ def build(explorer: Explorer) -> "Blocks":
                 opened.then, given, "(text, token) => (remember('text', { text, token }), show('text'))"
             )
         names, values = list(fields), list(fields.values())
-        loaded = page.load(
-            None, values, values, js=f"(...now) => recall({names}, now)", api_visibility="private"
-        )
+        js = f"(...now) => recall({names}, now, {list(map(str, explorer.colours))})"
+        loaded = page.load(None, values, values, js=js, api_visibility="private")
         read(loaded.then)
         look_up(loaded.then)
         _remember(loaded.then, None, "() => reopen()")
@@ -215,7 +211,7 @@ def _write_tab(explorer: Explorer, writes: Turns) -> tuple[dict[str, Any], Any, 
         writes.stop(visitor)
 
     for begin in go.click, prompt.submit, example.then:
-        _on(begin, write, given, [texts, shown], **_AT_ONCE)
+        _on(begin, write, given, [texts, shown])
         _remember(begin, given, f"({', '.join(fields)}) => remember('write', {{ {', '.join(fields)} }})")
     _on(shown.stop, stop_writing, None, None, queue=False)
     return fields, shown.select, texts
@@ -235,12 +231,13 @@ def _text_tab(explorer: Explorer, texts: Turns, picks: Turns) -> tuple[dict[str,
 
     def read(typed: str, colour: str, place: int | None, layer: int, visitor: gr.Request) -> Iterator[tuple]:
         turn = texts.begin(visitor, Turn(colour=texts.last(visitor).colour or colour, chosen=place))
+        pick = picks.begin(visitor, Turn())
         of_the_last_text: tuple = (place, "")  # goes when the first of this one is there
         for state in explorer.read(typed, turn):
             yield *state, *of_the_last_text
             of_the_last_text = gr.skip(), gr.skip()
-        if place is not None and not turn.replaced:
-            yield *[gr.skip()] * 4, explorer.detail(turn.text, place, layer)
+        if place is not None and not pick.replaced:
+            yield *[gr.skip()] * 3, *look_into(pick, turn.text, place, layer, visitor, place)
 
     def read_anew(typed: str, colour: str, layer: int, visitor: gr.Request) -> Iterator[tuple]:
         yield from read(typed, colour, None, layer, visitor)
@@ -248,38 +245,45 @@ def _text_tab(explorer: Explorer, texts: Turns, picks: Turns) -> tuple[dict[str,
     def stop_reading(visitor: gr.Request) -> None:
         texts.stop(visitor)
 
-    def shade(typed: str | None, colour: str, chosen: int | None, visitor: gr.Request) -> tuple[str, str]:
+    def shade(typed: str | None, colour: str, visitor: gr.Request) -> tuple[str, str]:
         turn = texts.last(visitor)
         turn.colour = colour  # a reading that goes on shows it, and those to come
-        shown = None if turn.reading else explorer.shade(typed, colour, chosen)
-        return shown if shown and not turn.replaced else (gr.skip(), gr.skip())
+        shown = None if turn.reading else explorer.shade(typed, colour, turn.chosen)
+        is_late = turn.replaced or turn.colour != colour
+        return shown if shown and not is_late else (gr.skip(), gr.skip())
+
+    def look_into(
+        pick: Turn, typed: str | None, place: int | None, layer: int, visitor: gr.Request, chosen: int
+    ) -> tuple:
+        """Return what was chosen and all about the token, if no other is to be shown by then."""
+        detail = explorer.detail(typed, place, layer)
+        is_late = pick.replaced or texts.last(visitor).text not in (None, typed)
+        return (gr.skip(), gr.skip()) if is_late else (chosen, detail)
 
     def choose(typed: str | None, layer: int, visitor: gr.Request, event: gr.EventData) -> tuple:
-        turn, last, place = picks.begin(visitor, Turn()), texts.last(visitor), _picked(event, "place")
+        pick, last, place = picks.begin(visitor, Turn()), texts.last(visitor), _picked(event, "place")
         if last.text == typed:
             last.chosen = place
-        detail = explorer.detail(typed, place, layer)
-        is_late = turn.replaced or texts.last(visitor).text not in (None, typed)
-        return (gr.skip(), gr.skip()) if is_late else (place, detail)
+        return look_into(pick, typed, place, layer, visitor, place)
 
-    def leave_out(typed: str | None, chosen: int | None, event: gr.EventData) -> tuple[int, str]:
+    def leave_out(typed: str | None, chosen: int | None, visitor: gr.Request, event: gr.EventData) -> tuple:
         layer = _picked(event, "layer")
-        return layer, explorer.detail(typed, chosen, layer)
+        return look_into(picks.begin(visitor, Turn()), typed, chosen, layer, visitor, layer)
 
     everything = [read_text, summary, shown, chosen, about]
     for begin in go.click, typed.submit, example.then:
-        _on(begin, read_anew, [typed, colour, layer], everything, **_AT_ONCE)
+        _on(begin, read_anew, [typed, colour, layer], everything)
         _remember(begin, [typed], "(text) => remember('text', { text, token: null })")
     _on(summary.stop, stop_reading, None, None, queue=False)
-    _on(colour.input, shade, [read_text, colour, chosen], [summary, shown])
+    _on(colour.input, shade, [read_text, colour], [summary, shown])
     _remember(colour.input, colour, "(shade) => remember('text', { shade })")
-    choice = _on(shown.select, choose, [read_text, layer], [chosen, about], **_AT_ONCE)
+    choice = _on(shown.select, choose, [read_text, layer], [chosen, about])
     _remember(choice.then, chosen, "(token) => remember('text', { token })")
-    left_out = _on(about.select, leave_out, [read_text, chosen], [layer, about], **_AT_ONCE)
+    left_out = _on(about.select, leave_out, [read_text, chosen], [layer, about])
     _remember(left_out.then, layer, "(layer) => remember('text', { layer })")
 
     def read_at(event: Any) -> None:
-        _on(event, read, [typed, colour, chosen, layer], everything, **_AT_ONCE)
+        _on(event, read, [typed, colour, chosen, layer], everything)
 
     return {"text": typed, "shade": colour, "token": chosen, "layer": layer}, read_at
 
@@ -300,8 +304,10 @@ def _tokens_tab(
     def stop_searching(visitor: gr.Request) -> None:
         searches.stop(visitor)
 
-    def choose_id(event: gr.EventData) -> int:
-        return _picked(event, "place")
+    def choose_id(visitor: gr.Request, event: gr.EventData) -> Iterator[tuple[int, str]]:
+        id = _picked(event, "place")
+        for about in explorer.token(id, looks.begin(visitor, Turn())):
+            yield id, about
 
     def look_up(id: int | None, visitor: gr.Request) -> Iterator[str]:
         yield from explorer.token(id, looks.begin(visitor, Turn()))
@@ -310,16 +316,15 @@ def _tokens_tab(
         looks.stop(visitor)
 
     for begin in tab.select, words.change:
-        _on(begin, search, words, found, **_AT_ONCE)
+        _on(begin, search, words, found)
     _on(found.stop, stop_searching, None, None, queue=False)
     _remember(words.change, words, "(words) => remember('tokens', { words })")
-    chosen = _on(found.select, choose_id, None, id, queue=False, **_AT_ONCE)
-    _on(chosen.then, look_up, id, card, **_AT_ONCE)
-    _remember(chosen.then, id, "(id) => remember('tokens', { id })")
+    _on(found.select, choose_id, None, [id, card])
+    _remember(id.change, id, "(id) => remember('tokens', { id })")
     _on(card.stop, stop_looking, None, None, queue=False)
 
     def look_up_at(event: Any) -> None:
-        _on(event, look_up, id, card, **_AT_ONCE)
+        _on(event, look_up, id, card)
 
     return {"words": words, "id": id}, look_up_at
 
@@ -333,19 +338,19 @@ def _model_tab(explorer: Explorer, tab: Any, works: Turns) -> None:
         yield from explorer.watch(works.begin(visitor, Turn()))
 
     def analyse(visitor: gr.Request, event: gr.EventData) -> Iterator[tuple[str, str]]:
-        explorer.analyse(_picked(event, "what"))
-        yield from watch(visitor)
+        what = explorer.analyse(_picked(event, "what"))
+        yield from explorer.watch(works.begin(visitor, Turn()), what)
 
-    def stop_analysing() -> None:
-        explorer.work.stopped = True
+    def stop_analysing(event: gr.EventData) -> None:
+        explorer.stop(_picked(event, "stop"))
 
     shown = [progress, figures]
-    _on(tab.select, watch, None, shown, **_AT_ONCE)
-    _on(figures.select, analyse, None, shown, **_AT_ONCE)
+    _on(tab.select, watch, None, shown)
+    _on(figures.select, analyse, None, shown)
     _on(progress.stop, stop_analysing, None, None, queue=False)
 
 
-def _pairs_tab(explorer: Explorer) -> dict[str, Any]:
+def _pairs_tab(explorer: Explorer, pairs: Turns) -> dict[str, Any]:
     """Return the fields."""
     import gradio as gr
 
@@ -356,7 +361,13 @@ def _pairs_tab(explorer: Explorer) -> dict[str, Any]:
     template = gr.Textbox(PAIR[2], label="Text before it", max_length=LONGEST)
     compare, apart = gr.Button("Compare", variant="primary", elem_id="pairs-asked"), _show()
     given = [first, second, template]
+
+    def pair(first: str, second: str, template: str, visitor: gr.Request) -> Any:
+        turn = pairs.begin(visitor, Turn())
+        shown = explorer.pair(first, second, template)
+        return gr.skip() if turn.replaced else shown
+
     for begin in compare.click, first.submit, second.submit, template.submit:
-        _on(begin, explorer.pair, given, apart)
+        _on(begin, pair, given, apart)
         _remember(begin, given, "(one, another, before) => remember('pairs', { one, another, before })")
     return {"one": first, "another": second, "before": template}

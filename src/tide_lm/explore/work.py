@@ -1,10 +1,12 @@
 """Analyses that a visitor starts: in the background, one at a time, with the results of `tide-lm analyze`."""
 
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from tide_lm.analysis.analyze import Analysis, AnalysisSettings, analyze
+from tide_lm.analysis.analyze import READS, Analysis, AnalysisSettings, analyze
 from tide_lm.model.opened import OpenedModel
 from tide_lm.run.directory import check_results, results_folder
 
@@ -29,9 +31,13 @@ class Work:
         with self._lock:
             if self.running is not None:
                 raise ValueError(f"{self.running} is running: wait for it, or stop it")
-            self.running, self.said, self.stopped = what, "starting", False
+            self.running, self.said, self.stopped = what, "", False
             self.faults.pop(what, None)
         threading.Thread(target=self._run, args=(what, work), daemon=True).start()
+
+    def stop(self, what: str) -> None:
+        with self._lock:
+            self.stopped |= self.running == what
 
     def _run(self, what: str, work: Callable[[Log], None]) -> None:
         try:
@@ -49,13 +55,16 @@ class Work:
         self.said = said
 
 
-def analysis(opened: OpenedModel, what: str) -> Callable[[Log], None]:
+def analysis(opened: OpenedModel, what: str, counts: Path | None = None) -> Callable[[Log], None]:
     """Return the work of `tide-lm analyze`, on a copy of the model: visitors use the other meanwhile."""
+    command = ["tide-lm", "analyze", what, opened.path]
+    if counts is not None and "counts" in READS[Analysis(what)]:
+        command += ["--counts", str(counts)]
 
     def work(log: Log) -> None:
         copy = replace(opened)  # without the weights, which it reads anew
         check_results(copy.run, copy.path)
         results_folder(copy.run)
-        copy.write(what, analyze(Analysis(what), copy, AnalysisSettings(), log))
+        copy.write(what, analyze(Analysis(what), copy, AnalysisSettings(), log), shlex.join(command))
 
     return work

@@ -1,8 +1,10 @@
 """Texts that go on from one prompt, side by side: with memory, without it, and by another model."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 from tide_lm.model.opened import OpenedModel
 from tide_lm.serve.engine import Engine
@@ -15,12 +17,12 @@ LONGEST = 512  # tokens of a prompt and its text, or what a model knows if that 
 
 @dataclass(frozen=True)
 class Column:
-    """One of the texts: by a model, with its memory or without it. Engines are kept for the next prompt."""
+    """One of the texts: by a model, with its memory or without it. Two engines are kept for later."""
 
     name: str
     opened: OpenedModel
     memory: bool = True
-    _idle: list[Engine] = field(default_factory=list)
+    _idle: deque[Engine] = field(default_factory=partial(deque, maxlen=2))
 
     def engine(self) -> Engine:
         """Return an engine that nobody uses: a generation ends the one before it on its engine."""

@@ -16,17 +16,19 @@ from tide_lm.run.files import make_folder, write_atomically
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 
 
-def write_record(path: Path, result: Mapping[str, Any], seed: int | None = None) -> None:
+def write_record(
+    path: Path, result: Mapping[str, Any], seed: int | None = None, command: str | None = None
+) -> None:
     """Write a result and its provenance as JSON."""
     make_folder(path.parent)
-    record = {**result, "provenance": provenance(seed)}
+    record = {**result, "provenance": provenance(seed, command)}
     write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
-def provenance(seed: int | None = None) -> dict[str, Any]:
-    """Return versions, machine, commit, seed and the exact command."""
+def provenance(seed: int | None = None, command: str | None = None) -> dict[str, Any]:
+    """Return versions, machine, commit, seed and the exact command: this process's, unless one is given."""
     return {
-        "command": shlex.join([*_program(Path(sys.argv[0])), *sys.argv[1:]]),
+        "command": command or shlex.join([*_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "seed": seed,
         "commit": _commit(),
         "python": platform.python_version(),
