@@ -42,7 +42,7 @@ def folder(tiny_model, tokenizer, tmp_path):
     return tmp_path / "run"
 
 
-def answer(address, body=None, wait=60):
+def answer(address, body=None, wait=600):
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(address, None if body is None else dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=wait) as found:
@@ -168,7 +168,7 @@ def test_rows_that_are_not_packed_cannot_be_elsewhere(folder):
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("no/such/folder", "there is no no/such/folder"), (".", ". is no model, since it has no config.json")],
+    [("no/such/folder", "there is no no/such/folder"), (".", ". has no config.json, so it is no model")],
 )
 def test_what_is_no_model_is_refused_at_once(tmp_path, monkeypatch, model, told):
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tide_lm.interop.gate import Stops
 from tide_lm.model import TideConfig, TideForCausalLM
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
@@ -136,14 +137,22 @@ def test_a_tokenizer_without_a_template_has_a_plain_one(server, folder):
     assert one == other
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=repr)
+def test_a_message_that_calls_a_tool_needs_no_text(server, content):
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    messages = [*CHAT["messages"], {"role": "assistant", "tool_calls": [call], **content}, *CHAT["messages"]]
+    answer = server.post(TALK, json=CHAT | {"messages": messages})
+    assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [
         (TEXT, PROMPT | {"model": "gpt"}, 404, "there is no model 'gpt' here: ask for 'mine'"),
-        (TEXT, {"max_tokens": 3}, 400, "prompt must be one text"),
-        (TEXT, PROMPT | {"prompt": ["a", "b"]}, 400, "prompt must be one text"),
+        (TEXT, {"max_tokens": 3}, 400, "prompt must be a text"),
+        (TEXT, PROMPT | {"prompt": ["a", "b"]}, 400, "prompt must be a text"),
         (TEXT, PROMPT | {"prompt": ""}, 400, "the prompt has no tokens"),
-        (TEXT, PROMPT | {"prompt": "\ud800"}, 400, "no text in Unicode"),
+        (TEXT, PROMPT | {"prompt": "\ud800"}, 400, "not text in Unicode"),
         (TEXT, PROMPT | {"prompt": "a " * 5_000_000}, 400, "the prompt has 10,000,000 characters"),
         (TEXT, PROMPT | {"prompt": "a" * (33 << 20)}, 413, "larger than 32 MiB"),
         (TEXT, PROMPT | {"max_tokens": 5000}, 400, "which with 5,000 new are more than the"),
@@ -158,14 +167,15 @@ def test_a_tokenizer_without_a_template_has_a_plain_one(server, folder):
         (TALK, CHAT | {"messages": ["every"]}, 400, "a message is 'every'"),
         (TALK, CHAT | {"messages": [{"role": "user"}]}, 400, "the content of a message is None"),
         (TALK, CHAT | {"logit_bias": {"a": 1}}, 400, "invalid literal for int()"),
+        (TALK, CHAT | {"chat_template_kwargs": {"messages": 1}}, 400, "multiple values"),
         (
             TALK,
-            CHAT | {"chat_template_kwargs": {"chat_template": "{{ raise_exception('no') }}"}},
+            CHAT | {"chat_template_kwargs": {"chat_template": "", "max_length": 9}},
             400,
-            ": no",
+            "chat_template_kwargs has chat_template, max_length: give only variables",
         ),
-        (TEXT, b"{bad", 400, "the request is no JSON"),
-        (TEXT, b"[]", 400, "the request is no object"),
+        (TEXT, b"{bad", 400, "the request is not JSON"),
+        (TEXT, b"[]", 400, "the request is not an object"),
         (
             "/load_model",
             {"model": "gpt2"},
@@ -180,6 +190,11 @@ def test_a_bad_request_is_answered_by_a_sentence(server, path, body, status, sai
     answer = server.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert said in answer.json()["error"]["message"]
+
+
+def test_events_without_a_choice_pass_and_the_end_is_left_to_the_gate():
+    usage = b'data: {"choices": [], "usage": {"total_tokens": 3}}\n\n'
+    assert Stops(["word"]).cut_events(usage + b"data: [DONE]\n\n") == usage
 
 
 def test_a_fault_of_the_server_is_json_too(server, monkeypatch):

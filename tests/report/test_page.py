@@ -12,9 +12,11 @@ import pytest
 from command import tide_lm
 from report.conftest import SCRIPT
 
+from tide_lm.report.answers import ANSWERS
 from tide_lm.report.catalogue import FIGURES
 from tide_lm.report.formatting import MINUS
 from tide_lm.report.page import write_report
+from tide_lm.report.results import open_runs
 
 FEW = ("routing", "distances", "updates", "validation", "perplexity")  # results that are quick to draw
 
@@ -125,6 +127,11 @@ def test_the_page_answers_a_readers_questions_in_order(page):
         "routers give",
     ):
         assert text in str(answers), text
+
+
+def test_equal_losses_are_said_to_be_the_same(plant, tmp_path):
+    runs = open_runs([plant(tmp_path / name, 0, only=("validation",)) for name in ("base", "again")])
+    assert "again has the same loss on the held-out text as base (" in ANSWERS["helped"](runs)
 
 
 def test_a_gain_is_told_with_the_parameters_of_both_runs(page):

@@ -8,6 +8,8 @@ import time
 import pytest
 from command import call
 
+from tide_lm.report import watch
+
 
 @pytest.fixture
 def watched(plant, tmp_path):
@@ -27,7 +29,7 @@ def test_the_page_follows_a_run_until_an_interrupt(watched):
     page = run / "report" / "index.html"
 
     def until(text: str) -> None:
-        given_up = time.monotonic() + 120
+        given_up = time.monotonic() + 600
         while not page.exists() or text not in page.read_text():
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < given_up, f"the page never said {text!r}"
@@ -36,13 +38,24 @@ def test_the_page_follows_a_run_until_an_interrupt(watched):
 
     until("is at step 0 of 100")
     assert '<body data-reload="5">' in page.read_text()
-    with (run / "metrics.jsonl").open("w") as log:
-        log.write(json.dumps({"step": 10, "tokens": 100, "loss": 5.0}) + "\n")
+    log = run / "metrics.jsonl"
+    log.write_text(json.dumps({"step": 10, "tokens": 100, "loss": 5.0}) + "\n")
     until("is at step 10 of 100")
+    log.write_text(json.dumps({"step": 20, "tokens": 200, "loss": 5.0}) + "\n")
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     assert (process.returncode, stdout.split()) == (0, [str(page)])
     assert page.as_uri() in stderr
     assert "Traceback" not in stderr
-    assert "is at step 10 of 100" in page.read_text()
+    assert "is at step 20 of 100" in page.read_text()
     assert "<body>" in page.read_text()
+    assert "shows new results by itself" not in page.read_text()
+
+
+def test_an_interrupt_before_the_first_page_leaves_none(monkeypatch, tmp_path):
+    def interrupt(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "write_report", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        watch.watch([], tmp_path / "page.html", print)

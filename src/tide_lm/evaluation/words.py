@@ -27,8 +27,9 @@ def word_gains(
 ) -> dict[str, Any]:
     """Return the words with the largest mean gain, of those that occur `least` times; at `most` so many.
 
-    Both models have one tokenizer. `words` counts the words that occur often enough, and `better` those of
-    them that gain. In its `sentence`, where it gains most, a word stands between asterisks.
+    The text is prepared data, and both models have its tokenizer. `words` counts the words that occur often
+    enough, and `better` those of them that gain. In its `sentence`, where it gains most, a word stands
+    between asterisks.
     """
     ids, gains = _token_gains(model, other, text, windows)
     written, starts = _text(model, ids)
@@ -74,7 +75,7 @@ def _token_gains(
 
 
 def _text(model: OpenedModel, ids: list[int]) -> tuple[str, list[int]]:
-    """Return the text of tokens, and where each begins in it; documents are apart by a line."""
+    """Return the text of tokens, and where each begins in it; a special token ends a line."""
     special = set(model.tokenizer.all_special_ids)
     texts = [
         "\n" if id in special else "" if _BYTES.fullmatch(text) else text

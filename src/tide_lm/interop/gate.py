@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class Gate:
             prompt = body["prompt"] = prompt[0]
         if not isinstance(prompt, str):
             raise RequestError(
-                "prompt must be one text: this server reads neither several nor lists of tokens"
+                "prompt must be a text: this server takes one text, not several and not token ids"
             )
         self._check_size(prompt)
         return len(self.tokenizer(prompt).input_ids)
@@ -157,6 +158,10 @@ class Gate:
         options = body.get("chat_template_kwargs") or {}
         if not isinstance(options, dict):
             raise RequestError(f"chat_template_kwargs is {options!r:.40}: it must be an object")
+        if own := options.keys() & signature(self.tokenizer.apply_chat_template).parameters.keys():
+            raise RequestError(
+                f"chat_template_kwargs has {', '.join(sorted(own))}: give only variables of the chat template"
+            )
         if not self.tokenizer.chat_template:
             options = {"chat_template": CHAT.read_text(encoding="utf-8"), **options}
             body["stop"] = body.get("stop") or _CHAT_STOP
@@ -175,7 +180,7 @@ class Gate:
             size = len(text.encode())
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the prompt is no text in Unicode ({error}): leave such characters out"
+                f"the prompt is not text in Unicode ({error}): leave such characters out"
             ) from error
         if size > self.positions * self.longest:
             raise RequestError(
@@ -236,8 +241,9 @@ class Stops:
         return json.dumps(answer).encode()
 
     def cut_events(self, body: bytes) -> bytes:
-        """Cut the events of a stream, which are whole."""
-        return b"".join(self._cut_event(event) for event in body.split(b"\n\n") if event)
+        """Cut the events of a stream, which are whole; its end is for the gate to send."""
+        events = body.split(b"\n\n")
+        return b"".join(self._cut_event(event) for event in events if event not in (b"", b"data: [DONE]"))
 
     def _cut_event(self, event: bytes) -> bytes:
         error = re.fullmatch(rb'data: {"error": "(.*)"}', event, re.DOTALL)  # which need not be JSON
@@ -245,8 +251,8 @@ class Stops:
             answer = error_body(error[1].decode(errors="replace"), 500)
         else:
             answer = json.loads(event.removeprefix(b"data: "))
-            (choice,) = answer["choices"]
-            self._cut_choice(choice, last=choice.get("finish_reason") is not None)
+            for choice in answer["choices"]:
+                self._cut_choice(choice, last=choice.get("finish_reason") is not None)
         return b"data: " + json.dumps(answer).encode() + b"\n\n"
 
     def _cut_choice(self, choice: dict[str, Any], last: bool) -> None:
@@ -267,8 +273,10 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """Return the text of a message, which may be in parts."""
-    content = message.get("content", "" if "tool_calls" in message else None)
+    """Return the text of a message, which may be in parts; one that calls tools may have none."""
+    content = message.get("content")
+    if content is None and "tool_calls" in message:
+        return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(
@@ -276,7 +284,7 @@ def _text_of(message: dict[str, Any]) -> str:
         for part in content
     ):
         return " ".join(part["text"] for part in content)
-    raise RequestError(f"the content of a message is {content!r:.100}: this model reads text alone")
+    raise RequestError(f"the content of a message is {content!r:.100}: this model reads only text")
 
 
 async def _read(receive: Receive) -> dict[str, Any]:
@@ -291,9 +299,9 @@ async def _read(receive: Receive) -> dict[str, Any]:
     try:
         body = json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is no JSON ({error}): send an object in JSON") from error
+        raise RequestError(f"the request is not JSON ({error}): send an object in JSON") from error
     if not isinstance(body, dict):
-        raise RequestError("the request is no object in JSON: send one with a prompt or messages")
+        raise RequestError("the request is not an object in JSON: send one with a prompt or messages")
     return body
 
 

@@ -40,10 +40,11 @@ def helped(runs: Runs) -> str:
         return f"{runs[0]}: {alone}, with {size(runs[0])}; a second run would show whether that is good."
     said = []
     for run, loss in zip(runs[1:], losses, strict=True):
-        apart = f"{number(abs(loss - first))} nats {'less' if loss <= first else 'more'} loss on {text}"
+        more = f"{number(abs(loss - first))} nats {'less' if loss < first else 'more'} loss on {text} than"
+        apart = more if abs(loss - first) >= 0.0005 else f"the same loss on {text} as"
         perplexities = f"perplexity {_perplexity(loss)} against {_perplexity(first)}"
         sizes = f"with {size(run)} against {parameters(runs[0])}"
-        said.append(f"{run} has {apart} than {runs[0]} ({perplexities}), {sizes}")
+        said.append(f"{run} has {apart} {runs[0]} ({perplexities}), {sizes}")
     return _sentence(said)
 
 

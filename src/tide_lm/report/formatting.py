@@ -50,7 +50,7 @@ def quantity(value: float | None, spec: str = ".4g") -> str:
 
 def gigabytes(value: float | None) -> str:
     """Format bytes as GB of 10^9 bytes, as in the paper, and fewer in smaller units."""
-    spec = ".3f" if value is not None and value >= 1e9 else ".4g"
+    spec = ".3f" if value is not None and value >= 0.99995e9 else ".4g"  # from what rounds to 1 GB
     return _in_units(value, ((1e9, " GB"), (1e6, " MB"), (1e3, " kB")), spec, " bytes")
 
 
@@ -58,8 +58,8 @@ def _in_units(value: float | None, units: Sequence[tuple[float, str]], spec: str
     if value is None:
         return NOT_MEASURED
     for size, unit in units:
-        if value >= size:
-            return f"{value / size:{spec}}{unit}"
+        if float(shown := f"{value / size:{spec}}") >= 1:
+            return f"{shown}{unit}"
     return f"{value:.0f}{one}"
 
 

@@ -63,13 +63,15 @@ def _collapse(result: Result) -> str | None:
         return None
     last = sum(len(some["collapse_set"][-1]) for some in found)
     said = f"{last} of {pairs} pairs of words have nearly the same state after the last layer"
-    return f"{said}: the model tells {'every pair' if not last else f'the other {pairs - last}'} apart"
+    others = "every pair" if not last else "none" if last == pairs else f"the other {pairs - last}"
+    return f"{said}: the model tells {others} apart"
 
 
 def _routing(result: Result) -> str | None:
     by_row: list[float | None] = []
-    for row, tokens in enumerate(result["tokens"]):
-        by_row.append(1 - fmean(layer[row][-1] for layer in result["by_layer"]) if tokens else None)
+    for layers in zip(*result["by_layer"], strict=True):
+        null = [slots[-1] for slots in layers if slots]
+        by_row.append(1 - fmean(null) if null else None)
 
     def drawn(rows: slice) -> float | None:
         return _weighted(by_row[rows], result["tokens"][rows])
@@ -86,8 +88,10 @@ def _routing(result: Result) -> str | None:
     return f"{said}: memory serves {'rare' if rare > common else 'common'} tokens more"
 
 
-def _layer_drop(result: Result) -> str:
+def _layer_drop(result: Result) -> str | None:
     name, text = next(iter(result["texts"].items()))
+    if not text["full"]:
+        return None
     without = text["without_any"] / text["full"]
     if without <= 1:
         return f"without memory, perplexity on {name} is not higher: the tables do not help there"
@@ -101,15 +105,18 @@ def _layer_drop(result: Result) -> str:
 def _distances(result: Result) -> str | None:
     to_e, *others = result["distance"]
     mean = fmean(to_e[1:])
-    own = "repeat much of E" if mean < 0.5 else "share something with E" if mean < 0.9 else "do not repeat E"
+    repeat, share, do = ("repeat", "share", "do") if len(others) > 1 else ("repeats", "shares", "does")
+    own = (
+        f"{repeat} much of E"
+        if mean < 0.5
+        else f"{share} something with E"
+        if mean < 0.9
+        else f"{do} not repeat E"
+    )
     said = f"rows of E and of a table are {mean:.2f} apart by cosine (0: one direction, 1: unrelated)"
     apart = [value for row, values in enumerate(others, 1) for value in values[1:row]]
     if not apart:
-        return (
-            f"{said}: the table does {own.removeprefix('do ')}"
-            if mean >= 0.9
-            else f"{said}: the tables {own}"
-        )
+        return f"{said}: the table {own}"
     alike = "are much alike" if fmean(apart) < 0.5 else "differ from each other"
     return f"{said}, and rows of two tables {fmean(apart):.2f}: the tables {own}, and {alike}"
 
@@ -130,9 +137,11 @@ def _neighbours(result: Result) -> str | None:
     return f"{said}: the tables group tokens {'as E does' if min(rare, common) > 0.5 else 'partly as E does'}"
 
 
-def _footprint(result: Result) -> str:
+def _footprint(result: Result) -> str | None:
     blocks = result["blocks"]
-    row = next(row for row in result["rows"] if (row["blocks"], row["bits"]) == (blocks, 4))
+    row = next((row for row in result["rows"] if (row["blocks"], row["bits"]) == (blocks, 4)), None)
+    if row is None:
+        return None
     said = f"in 4 bits the model needs {gigabytes(row['vram_bytes'])} of GPU memory"
     return f"{said}, and its {blocks} tables {gigabytes(row['ssd_bytes'])} on an SSD" if blocks else said
 

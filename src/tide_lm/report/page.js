@@ -69,7 +69,7 @@ const every = Number(document.body.dataset.reload), kept = `tide ${location.path
 if (every) {
   history.scrollRestoration = "manual";
   const written = new Date(document.lastModified).toLocaleTimeString();
-  document.getElementById("follows").append(` It is of ${written}.`);
+  document.getElementById("follows").append(` Last written at ${written}.`);
   const name = one => { const card = one.closest("[id]"); return card.id + all("details", card).indexOf(one); };
   const folds = all("main details");
   const before = JSON.parse(sessionStorage.getItem(kept) ?? "null");

@@ -3,8 +3,8 @@
 A shape is a type; a list with the shape of its items, and its length; a dictionary of shapes by key, where
 "?" marks a key that may be missing and `str` stands for any; or two shapes, of which one must fit. A length
 is a number or a name: "L" stands for one length, at least 1, throughout a file or an item under `str`, and
-"L+1" for one more. A key "*texts" stands for all keys, which are the same wherever it is. Only what a figure,
-the page or a model card reads is listed.
+"L+1" for one more. A key "*texts" stands for all keys, at least one, which are the same wherever it is. Only
+what a figure, the page or a model card reads is listed.
 """
 
 from typing import Any
@@ -64,7 +64,7 @@ SCHEMAS: dict[str, dict] = {
         "tokens": NUMBER,
         "batch": int,
         "sequence": int,
-        "rows": {**_each((None, _UPDATES), *map(str, range(10))), str: (None, _UPDATES)},
+        "rows": {**_each((None, _UPDATES), *map(str, range(10)), "rare", "common"), str: (None, _UPDATES)},
     },
     "gradients": {
         **_each(DECILES, "embedding_input", "embedding_head", "amplification?"),
@@ -76,8 +76,8 @@ SCHEMAS: dict[str, dict] = {
             str: ({"pairs": [str, 0], **_SKIPPED}, {"pairs": [[str, 2], "P"], **_SKIPPED, **_DISTANCES})
         },
     },
-    "routing": {"text": str, "tokens": [int], "by_layer": [[(None, [NUMBER, "K+1"]), 11], "L"]},
-    "layer-drop": {"texts": {str: {"change": [NUMBER, "L"], "full": NUMBER, "without_any": NUMBER}}},
+    "routing": {"text": str, "by_layer": [[(None, [NUMBER, "K+1"]), 11], "L"], "tokens": [int, 11]},
+    "layer-drop": {"texts": {"*texts": {"change": [NUMBER, "L"], "full": NUMBER, "without_any": NUMBER}}},
     "distances": {"tables": [str, "K+1"], "distance": [[NUMBER, "K+1"], "K+1"]},
     "neighbours": {
         "tables": [str, "K+1"],
@@ -89,7 +89,7 @@ SCHEMAS: dict[str, dict] = {
         **_each(int, "least", "words", "better"),
         "largest": [{"word": str, "times": int, "gain": NUMBER, "sentence": str}],
     },
-    "compression": {"as_trained": _COMPRESSED, "forms": [{**_FORM, "texts": _COMPRESSED}]},
+    "compression": {"as_trained": _COMPRESSED, "forms": [{**_FORM, "texts": _COMPRESSED}, "forms"]},
     "footprint": {"blocks": int, "rows": [_each(int, "blocks", "bits", "vram_bytes", "ssd_bytes"), "rows"]},
 }
 
@@ -126,7 +126,10 @@ def check(value: Any, shape: Any, where: str, known: dict[str, Any]) -> None:
                 for name, part in value.items():
                     check(part, inner, f"{where}.{name}", dict(known))
                 continue
-            for name in known.setdefault(key, list(value)) if key[0] == "*" else [key.removesuffix("?")]:
+            names = known.setdefault(key, list(value)) if key[0] == "*" else [key.removesuffix("?")]
+            if not names:
+                raise ValueError(f"{where} is empty")
+            for name in names:
                 if name in value:
                     check(value[name], inner, f"{where}.{name}", known)
                 elif not key.endswith("?"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tide_lm.report.page import write_report
 from tide_lm.run.directory import RunDirectory
-from tide_lm.run.files import write_atomically
 
 EVERY = 2  # seconds between looks at the runs
 RELOAD = 5  # seconds after which the page loads itself again
@@ -15,7 +14,7 @@ REST = 9  # times as long as a page took to write: a training on this machine ke
 
 
 def watch(runs: list[Path], out: Path, warn: Callable[[str], None]) -> None:
-    """Write the page at each change until an interrupt; then it no longer loads itself again."""
+    """Write the page at each change until an interrupt, and then once more: it no longer loads itself."""
     warn_once, seen, took = functools.cache(warn), None, 0.0
     try:
         while True:
@@ -25,9 +24,9 @@ def watch(runs: list[Path], out: Path, warn: Callable[[str], None]) -> None:
                 seen, took = found, time.monotonic() - started
             time.sleep(max(EVERY, REST * took))
     except KeyboardInterrupt:
-        if seen is not None:
-            page = out.read_text(encoding="utf-8")
-            write_atomically(out, page.replace(f'<body data-reload="{RELOAD}">', "<body>"))
+        if seen is None:
+            raise  # there is no page yet
+        write_report(runs, out, warn_once)
 
 
 def _state(runs: list[Path]) -> dict[Path, tuple[int, int]]:
