@@ -111,6 +111,8 @@ def test_bins_of_prepared_data_and_of_a_file_agree(tokenizer, tmp_path):
         ("absent.npy", None, "No such file"),
         ("empty.npy", b"", "one per id"),
         ("damaged.npy", b"\x93NUMPY\x01\x00", "one per id"),
+        ("text.npy", b"many", "another kind of file"),
+        ("pickle.json", b'{"pickle": 4}', "'pickle'"),
         ("text.json", b"many", "JSON object"),
         ("list.json", b"[1, 2]", "JSON object"),
         ("words.json", b'{"the": 4}', "JSON object"),

@@ -157,6 +157,7 @@ STORY = "".join(f"Line {i}: every layer knows the token beneath the context.\n" 
         ("many.jsonl", "".join(json.dumps({"text": STORY[i : i + 50]}) + "\n" for i in range(1069)), 0.005),
         ("same.jsonl", (json.dumps({"text": STORY[:900]}) + "\n") * 90, 0.005),
         ("few.jsonl", "".join(json.dumps({"text": STORY[i:]}) + "\n" for i in range(5)), 0.005),
+        ("small.jsonl", "".join(json.dumps({"text": STORY[i : i + 50]}) + "\n" for i in range(56)), 0.06),
     ],
 )
 def test_enough_is_held_out_of_any_text(tmp_path, name, text, validation):
@@ -184,9 +185,14 @@ def test_a_share_that_holds_out_enough_decides_alone(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        ("", {}, r"the source '.*corpus.jsonl' has 0 tokens of text, and at least 512 .*: give more text$"),
-        ('{"text": ""}\n', {"validation": 0}, "has 0 tokens of text, and at least 1 "),
-        ('{"text": "a"}\n', {}, "has 2 tokens of text, and at least 512 are .* --validation 0"),
+        ("", {}, r"the source '.*corpus.jsonl' has 0 tokens .*, and at least 257 .*: give more text$"),
+        ('{"text": ""}\n', {"validation": 0}, "has 0 tokens .*, and at least 1 "),
+        (
+            '{"text": "a"}\n',
+            {},
+            "has 0 tokens to train on and 2 to validate on, .* 257 and 33 are .*, or lower --val",
+        ),
+        (json.dumps({"text": STORY[:5000]}), {"validation": 0.9}, "at least 257 and 33 are needed"),
         ('{"text": "\\ud800"}\n', {}, r"corpus.jsonl:1 has '\\ud800', half of a surrogate pair"),
         ('{"text": "a"}\n{"text": "b\n', {}, "corpus.jsonl:2 is not JSON"),
         ('{"text": "a"}\n', {"validation": 1.0}, "is 1.0: .* below 1"),

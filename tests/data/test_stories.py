@@ -3,6 +3,8 @@
 import re
 from importlib import resources
 
+import pytest
+
 from tide_lm.data import sources, stories
 
 TOLD = resources.files("tide_lm.data").joinpath("stories.md").read_text(encoding="utf-8")
@@ -41,5 +43,8 @@ def test_the_source_stories_is_these_books_and_a_folder_of_that_name_is_still_re
     (tmp_path / "stories").mkdir()
     (tmp_path / "stories" / "mine.txt").write_text("Mine.")
     monkeypatch.chdir(tmp_path)
-    (part,) = sources.parts("./stories")
-    assert [text for _, text in part.documents()] == ["Mine."]
+    with pytest.raises(ValueError, match=f"and a path here too: write {tmp_path / 'stories'} to"):
+        sources.parts("stories")
+    for source in "./stories", str(tmp_path / "stories"):
+        (part,) = sources.parts(source)
+        assert [text for _, text in part.documents()] == ["Mine."]

@@ -57,8 +57,20 @@ def test_an_unknown_tokenizer_is_named(name):
         tokenizers.load(name)
 
 
+def test_a_tokenizer_that_was_fetched_without_a_model_is_loaded_from_the_cache(
+    tokenizer, tmp_path, monkeypatch
+):
+    model = tmp_path / "models--me--mine"
+    tokenizer.save_pretrained(model / "snapshots" / "1")
+    for name, content in ("refs/main", "1"), (".no_exist/1/config.json", ""):
+        (model / name).parent.mkdir(parents=True)
+        (model / name).write_text(content)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert tokenizers.fingerprint(tokenizers.load("me/mine")) == tokenizers.fingerprint(tokenizer)
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match=r"since the folder has no tokenizer\.json: give one that has"):
         tokenizers.load(str(tmp_path))
 
 

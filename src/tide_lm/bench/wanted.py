@@ -27,7 +27,7 @@ def shape_of(model: str) -> ModelConfig:
 def check_decoding(
     names: Sequence[str], places: Sequence[Place], context: tuple[int, int], through_store: bool
 ) -> None:
-    """Check what generation is timed of."""
+    """Check the arguments of `bench decode`."""
     shapes = {name: presets.get(name).model for name in names}
     start, end = context
     if not 1 <= start < end - 1:
@@ -70,7 +70,7 @@ def _whole_numbers(option: str, path: Path) -> np.ndarray:
 
 
 def check_reading(model: str, bits: int, tokens: int) -> None:
-    """Check what store is read."""
+    """Check the arguments of `bench store`."""
     shape = presets.get(model).model
     if not shape.num_memory_blocks:
         raise ValueError("a base model has no store: name a preset with memory, such as tide-8e-1b")

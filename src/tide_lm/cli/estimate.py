@@ -9,7 +9,7 @@ import typer
 
 from tide_lm.cli.options import AsJson, usage_errors
 from tide_lm.cli.output import pairs, print_json, print_next, print_table
-from tide_lm.run.directory import RunDirectory, owning_run
+from tide_lm.run.directory import RunDirectory, hint_for, owning_run
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig
@@ -74,7 +74,8 @@ def _following(model: str) -> str:
 def _shape(model: str) -> ModelConfig:
     if "/" in model and not Path(model).exists():
         raise ValueError(
-            f"{model!r} is no preset, nor is there a folder or file of that name: see tide-lm presets"
+            f"{model!r} is no preset, nor is there a folder or file of that name: "
+            + hint_for(model, "see tide-lm presets")
         )
     if not model or not Path(model).exists():
         return presets.get(model).model

@@ -150,7 +150,7 @@ def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
             what = f"whole documents and {what}"
         typer.echo(
             f"Held out to validate on: {held_out:,} tokens, {what}; a share of {source['validation']:g} "
-            "would be too little of so small a text",
+            "would leave too little to validate on, or to train on",
             err=True,
         )
     result = {

@@ -13,7 +13,7 @@ from tide_lm.cli.options import AsJson, refuse_others
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import tidy_end, writing_progress
 from tide_lm.run import files
-from tide_lm.run.directory import check_exists, exported
+from tide_lm.run.directory import check_exists, exported, hint_for
 from tide_lm.spec.config import ModelConfig
 
 
@@ -56,7 +56,8 @@ def command(
         )
     files.check_free(out)
     if "/" not in model and not Path(model).exists():  # on the Hub, Llamas have an owner
-        raise ValueError(f"there is no {model}: give a folder with a Llama, or OWNER/NAME on the Hub")
+        hint = hint_for(model, "give a folder with a Llama, or OWNER/NAME on the Hub")
+        raise ValueError(f"there is no {model}: {hint}")
     check_exists(model)
     folder = exported(model)
     if Path(folder).exists():

@@ -34,7 +34,7 @@ class Tally:
 
 
 class Corpus:
-    """The documents of some parts of a source, and the split of each; a cut one is a document of both."""
+    """The documents of some parts of a source, each with its split. One that is cut counts in both splits."""
 
     def __init__(self, parts: Iterable[Part], split: Split) -> None:
         self.parts, self.split = parts, split

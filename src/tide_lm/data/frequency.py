@@ -109,6 +109,9 @@ def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
             table = json.loads(path.read_text(encoding="utf-8"))
             ids, counts = np.array([int(id) for id in table], dtype=np.int64), np.array(list(table.values()))
         else:
+            with path.open("rb") as file:
+                if file.read(6) != np.lib.format.MAGIC_PREFIX:
+                    raise ValueError("it is another kind of file")
             counts = np.load(path, allow_pickle=False)
             if counts.ndim == 1 and len(counts) < vocab_size:
                 raise ValueError(f"it has {len(counts)}, for {vocab_size} ids")
@@ -118,9 +121,8 @@ def _read_counts(path: Path, vocab_size: int) -> np.ndarray:
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
             raise ValueError("they are not integers of 0 or more")
     except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
-        reason = "it is another kind of file" if "pickle" in str(error) else error
         raise ValueError(
-            f"{path} holds no token counts ({reason}): "
+            f"{path} holds no token counts ({error}): "
             "it must be a .npy of integers, one per id, or a JSON object {id: count}"
         ) from error
     ids, counts = ids[counts > 0], counts[counts > 0]

@@ -16,7 +16,7 @@ from tide_lm.run import files
 from tide_lm.run.settings import SHORTEST_SEQUENCE
 
 Progress = Callable[[int, int], None]
-FEWEST_TOKENS = 16 * SHORTEST_SEQUENCE  # for a batch of 8 of them, and one of them in a tenth of the text
+FEWEST_TOKENS = 8 * SHORTEST_SEQUENCE + 1, SHORTEST_SEQUENCE + 1  # to train on a batch, and to validate
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def complete(
     splits: Mapping[str, tuple[Shard, ...]],
 ) -> Manifest:
     """Add counts and manifest to a folder of shards; refuse too little text to train and validate on."""
-    tokens = sum(shard.tokens for shards in splits.values() for shard in shards)
-    least = FEWEST_TOKENS if settings.validation else 1
-    if tokens < least:
-        cure = ", or hold nothing out with --validation 0" if tokens else ""
+    train, held_out = (sum(shard.tokens for shard in splits[split]) for split in SPLITS)
+    least, to_validate = FEWEST_TOKENS if settings.validation else (1, 0)
+    if train < least or held_out < to_validate:
+        cure = ", or lower --validation (0 holds nothing out)" if train + held_out else ""
         raise ValueError(
-            f"the source {settings.source!r} has {tokens:,} tokens of text, and at least {least:,} are "
-            f"needed: give more text{cure}"
+            f"the source {settings.source!r} has {train:,} tokens to train on and {held_out:,} to validate "
+            f"on, and at least {least:,} and {to_validate:,} are needed: give more text{cure}"
         )
     np.save(folder / "counts.npy", counts)
     source = {

@@ -1,4 +1,4 @@
-"""Documents to prepare: texts that are here already, local files, or a dataset of the Hugging Face Hub.
+"""Documents to prepare: built-in texts, local files, or a dataset of the Hugging Face Hub.
 
 A document is a pair of its name and its text. The name says where it is from, as in `news.jsonl:17`.
 A source is a list of parts, its files or its dataset's shards, which can be read independently.
@@ -40,8 +40,13 @@ class Part:
 
 
 def parts(source: str, text_field: str = "text") -> list[Part]:
-    """Return the parts of a text that is here, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in order."""
+    """Return the parts of a built-in text, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in order."""
     if source in BUILT_IN:
+        if (path := Path(source).absolute()).exists():
+            raise ValueError(
+                f"{source!r} is a built-in text, and a path here too: write {path} to read the path, or "
+                "rename it to read the built-in text"
+            )
         return [Part(source, BUILT_IN[source])]
     if source.startswith("hf:"):
         return _shards(source, text_field)
@@ -80,15 +85,14 @@ def files(source: str) -> list[Path]:
         if not file.exists():
             raise ValueError(f"{file} is a link to a file that does not exist: correct or remove it")
     if not texts:
-        what = "there is no text in" if found or path.exists() else "there is no"
         hint = (
             "give `stories`, `builtin`, `hf:DATASET`, or a file, a folder or a glob of .txt or .jsonl (also "
             "with .gz, .xz or .zst) or .parquet"
         )
-        if what == "there is no":
-            near = sorted(str(file) for file in path.parent.glob("*"))
-            hint = suggestion(source, ["stories", "builtin", *near], hint)
-        raise ValueError(f"{what} {source!r}: {hint}")
+        if found or path.exists():
+            raise ValueError(f"there is no text in {source!r}: {hint}")
+        near = sorted(str(file) for file in path.parent.glob("*"))
+        raise ValueError(f"there is no {source!r}: {suggestion(source, [*BUILT_IN, *near], hint)}")
     return texts
 
 

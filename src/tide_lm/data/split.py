@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 ENOUGH = 2**15  # characters: with 4 to a token, four windows of 2,048
+_ONE_WINDOW = 2**9  # characters: more than the 33 tokens of the shortest window
 _KEYS = 2**32
 
 
 @dataclass(frozen=True)
 class Split:
-    """Documents are held out whose key is below one, and the `end` of those with the key `cut`."""
+    """The keys of documents to hold out: all below `below`, and of `cut` the last `end`, a share of it."""
 
     below: int = 0
     cut: int = -1
@@ -42,8 +43,9 @@ def digest_of(data: bytes) -> bytes:
 def enough(share: float, documents: Iterable[tuple[str, bytes]]) -> Split:
     """Return the split of a share of documents, each a text and its digest, which holds out enough.
 
-    If that leaves less than `ENOUGH` on either side, or a twentieth of a small text, twice as much is held
-    out: the documents of the lowest keys, and only the end of one that is longer than what is still missing.
+    If either side has less than `ENOUGH`, or than a twentieth or one window of a small text, the split holds
+    out twice `ENOUGH` or a tenth: the documents of the lowest keys, and only the end of one that is longer
+    than what is still missing.
     """
     plain = Split.of_share(share)
     if not share:
@@ -57,10 +59,10 @@ def enough(share: float, documents: Iterable[tuple[str, bytes]]) -> Split:
         held += len(text) if key < plain.below else 0
         if min(held, total - held) >= ENOUGH:
             return plain
-    least = min(ENOUGH, total / 20)
+    least = min(ENOUGH, max(total / 20, min(_ONE_WINDOW, total / 10)))
     if min(held, total - held) >= least:
         return plain
-    below, missing = 0, max(2 * least, share * total)
+    below, missing = 0, max(min(2 * ENOUGH, total / 10), share * total)
     for key, size in sorted(sizes.items()):
         if missing <= 0:
             break

@@ -31,7 +31,8 @@ def check(name: str) -> None:
     elif folder.is_dir():
         if not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
             raise ValueError(
-                f"the tokenizer {name!r} cannot be loaded: the folder has none, no tokenizer.json"
+                f"the tokenizer {name!r} cannot be loaded, since the folder has no tokenizer.json: give one "
+                "that has"
             )
     else:
         hint = "give a folder with a tokenizer.json, a name on the Hugging Face Hub, or llama3"
@@ -43,7 +44,7 @@ def check(name: str) -> None:
                 f"the tokenizer {name!r} cannot be loaded, since there is no such folder: {hint}"
             )
         try:
-            hub.check(name, hint)
+            hub.check(name, hint, ("tokenizer.json", "tokenizer_config.json", "config.json"))
         except ValueError as error:
             raise ValueError(f"the tokenizer {name!r} cannot be loaded: {error}") from error
 
