@@ -178,6 +178,8 @@ def test_analyze_pack_and_upcycle_do_what_the_commands_do(trained, tmp_path):
         (lambda run: tide_lm.load(run / "none"), "there is no .*/none: "),
         (lambda run: tide_lm.load(7), "model is 7: give a path"),
         (lambda run: tide_lm.load(run, step="last"), "has no checkpoint of step last: it has 2, 4"),
+        (lambda run: tide_lm.load(run, device="gpu"), "'gpu' is no device: use cpu, cuda"),
+        (lambda run: tide_lm.evaluate(7), "model is 7: give a path, or what tide_lm.load returned"),
         (lambda run: tide_lm.load(run, memory="disk"), "'disk' is none of device, cpu, store"),
         (lambda run: tide_lm.analyze("routng", run), "unknown analysis 'routng': did you mean 'routing'"),
         (lambda run: tide_lm.analyze("norms", run, texts="a.txt"), "texts does nothing with norms"),

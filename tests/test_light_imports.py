@@ -27,7 +27,8 @@ REFUSED = {  # in a folder that has a run, an empty folder and a model without a
     "evaluate runs/mni": "did you mean 'runs/mine'?",
     "evaluate ./nothing": "there is no ./nothing",
     "evaluate owner/name": "HF_HUB_OFFLINE",
-    "evaluate empty": "empty is no model, since it has no config.json",
+    "evaluate owner--name": "there is no owner--name: give a run",
+    "evaluate empty": "empty has no config.json, so it is no model",
     "evaluate runs": "choose one of runs/base, runs/mine",
     "evaluate blank": "blank/config.json describes neither a run nor a model",
     "evaluate blank/config.json": "is a file",
@@ -68,6 +69,8 @@ REFUSED = {  # in a folder that has a run, an empty folder and a model without a
     "figure norms runs/mni": "there is no run runs/mni",
     "report runs/mni": "there is no run runs/mni",
     "estimate tide-0e-tiny": "write 'base-tiny'",
+    "estimate runs/mni": "did you mean 'runs/mine'?",
+    "upcycle blnk --out new": "did you mean 'blank'?",
     "estimate tide-8e-1bb": "did you mean 'tide-8e-1b'?",
     "bench train tide-8e-tny": "did you mean 'tide-8e-tiny'?",
     "bench decode tide-2e-tiny --memory stor": "did you mean 'store'?",
@@ -157,6 +160,7 @@ def test_a_call_that_cannot_work_is_refused_without_torch_or_transformers(prepar
     data = f"--set data.path={prepared}"
     calls = {
         f"train --run run {data}": (1, "holds a run already"),
+        f"train --run run {data} --resume --set optim.max_lr=0.5": (1, "the settings differ"),
         "train --run busy --resume": (1, "in use by another trainer"),
         "train --run new --set data.path=nowhere": (1, "nowhere has no prepared data"),
         "train --run new --set data.path=a.txt": (1, "tide-lm prepare a.txt --out"),
@@ -167,7 +171,10 @@ def test_a_call_that_cannot_work_is_refused_without_torch_or_transformers(prepar
         f"train --run new {data} --from llama": (1, "was not prepared with the tokenizer of llama"),
         "prepare a.txt --out run": (1, "run exists and is not an empty folder"),
         "prepare nowhere.txt --out new": (1, "there is no 'nowhere.txt'"),
-        "prepare a.txt --tokenizer gpt --out new": (1, "'gpt' cannot be loaded: the folder has none"),
+        "prepare a.txt --tokenizer gpt --out new": (
+            1,
+            "'gpt' cannot be loaded, since the folder has no tokenizer.json",
+        ),
         "prepare a.txt --tokenizer ./none --out new": (1, "'./none' cannot be loaded, since there is no"),
         "prepare a.txt --tokenizer none --out new": (1, "HF_HUB_OFFLINE"),
         "upcycle llama --out run": (1, "run exists and is not an empty folder"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tide_lm.run import files, strict
 from tide_lm.run.directory import RunDirectory, check_exists, check_results, exported, results_folder
 from tide_lm.run.settings import OptimSection
+from tide_lm.run.torchrun import started_by_torchrun
 from tide_lm.spec import recipes
 from tide_lm.spec.config import Residence
 from tide_lm.spec.form import Form
@@ -86,8 +87,12 @@ def train(
     """
     folder, begin = RunDirectory(_path("run", run)), _optional("start", start)
     file = Path(settings) if isinstance(settings, str | os.PathLike) else None
-    given = [] if settings is None or file is not None else [strict.unfolded(settings)]
+    given = [strict.unfolded(settings)] if file is None and settings is not None else []
     chosen = folder.settings(file, given, begin, resume)
+    if not started_by_torchrun():
+        from tide_lm.training.checks import check_run
+
+        check_run(folder, chosen, resume, allow_changes)
     from tide_lm.run import process_group
     from tide_lm.training.trainer import Trainer
 
@@ -122,10 +127,10 @@ def evaluate(
 
     Example: `tide_lm.evaluate("runs/mine", {"wiki": "wiki.test.txt"})["wiki"]["perplexity"]`
     """
+    opened = _to_measure(model, counts=counts, run=run, memory=memory, device=device)
     from tide_lm.evaluation.texts import TextSettings, evaluate_texts, write_texts
 
     settings = TextSettings(_texts(texts), text_field, window, stride, batch)
-    opened = _to_measure(model, counts=counts, run=run, memory=memory, device=device)
     found = evaluate_texts(opened, settings, log)
     write_texts(opened, found)
     return found
@@ -169,12 +174,12 @@ def analyze(
         if name not in analyses.READS[chosen]:
             argument = {"text": "texts", "token": "words"}.get(name, name)
             raise ValueError(f"{argument} does nothing with {chosen}: leave it out")
+    opened = _to_measure(model, counts=counts, run=run, memory=memory, device=device)
     from tide_lm.evaluation.texts import TextSettings
 
     read = TextSettings(_texts(texts), **_given({**of_texts, "batch": batch}))
     listed = [words] if isinstance(words, str) else words or ()
     settings = analyses.AnalysisSettings(read, words=listed, **_given(own))
-    opened = _to_measure(model, counts=counts, run=run, memory=memory, device=device)
     found = analyses.analyze(chosen, opened, settings, log)
     opened.write(chosen.value, found)
     return found
@@ -200,10 +205,10 @@ def pack(
     """
     folder, form = _path("out", out), Form(bits, group, rank, blocks)  # type: ignore[arg-type]
     files.check_free(folder)
+    opened = _opened(model, counts=counts)
     from tide_lm.compress.pack import STORE
     from tide_lm.compress.pack import pack as pack_tables
 
-    opened = _opened(model, counts=counts)
     counts_V = None if opened.frequencies is None else opened.frequencies.counts_V
     header = pack_tables(opened.model_with_memory, folder, form, counts_V, opened.tokenizer.save_pretrained)
     whole = 2 * header.vocab_size * header.blocks * header.hidden
@@ -321,10 +326,12 @@ def _texts(texts: Any) -> dict[str, Path]:
 
 def _opened(model: Any, **options: Any) -> "OpenedModel":
     """Open a model, or return one that `load` has opened."""
+    if isinstance(model, str | os.PathLike):
+        return load(model, **options)
     from tide_lm.model.opened import OpenedModel
 
     if not isinstance(model, OpenedModel):
-        return load(model, **options)
+        raise ValueError(f"model is {model!r:.60}: give a path, or what tide_lm.load returned")
     if given := [name for name, value in options.items() if value is not None]:
         raise ValueError(f"the model is open already, so {given[0]} does nothing: give it to tide_lm.load")
     return model

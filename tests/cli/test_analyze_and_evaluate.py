@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from command import result_of, tide_lm
+from safetensors.torch import load_file, save_file
 
 from tide_lm.cli import output, summary
 from tide_lm.report.catalogue import FIGURES
@@ -55,7 +56,9 @@ def test_a_folder_of_results_keeps_the_texts_of_one_model(run, tmp_path):
 
     assert texts(run, "first") == {"first"}
     assert texts(run, "second") == {"first", "second"}
-    assert texts(run / "export", "third") == {"third"}
+    assert texts(run / "export", "third") == {"first", "second", "third"}
+    moved = run.rename(tmp_path / "moved")
+    assert texts(moved, "fourth") == {"first", "second", "third", "fourth"}
 
 
 @pytest.mark.parametrize("held_out", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -178,6 +181,16 @@ def test_analyze_all_opens_a_model_once_and_leaves_out_what_does_not_fit(
     assert f"left out: routing: {folder.name} has no memory" in done.stderr
     assert f"left out: norms: {folder.name} has no token frequencies" in done.stderr
     assert len(list((tmp_path / "runs" / "base" / "results").glob("*.json"))) == 2
+
+
+def test_analyze_all_leaves_out_nothing_for_a_mistake(run):
+    done = tide_lm("analyze", "all", run, "--window", 9999)
+    assert (done.returncode, "lower it" in done.said) == (2, True)
+    weights = run / "export" / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: tensor * torch.nan for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    done = tide_lm("analyze", "all", run)
+    assert (done.returncode, "weights are damaged" in done.said) == (1, True)
 
 
 @pytest.mark.parametrize("what", ["updates", "gradients", "footprint"])

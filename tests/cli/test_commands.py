@@ -212,7 +212,7 @@ def test_doctor_reads_the_requirements_of_a_source_tree_that_is_not_installed(mo
     [
         (["presets", "tide-8e-1B"], "did you mean 'tide-8e-1b'"),
         (["estimate", "no/thing"], "'no/thing' is no preset"),
-        (["estimate", "no/thing"], "nor is there a folder"),
+        (["estimate", "no/thing"], "nor is there a folder or file of that name: see tide-lm presets"),
         (["estimate", ""], "unknown preset ''"),
         (["estimate", "--memory-blocks", "-1"], "it must be at least 0"),
         (["estimate", "--memory-block", "1"], "--memory-block"),
@@ -230,11 +230,13 @@ def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):
     assert message in done.said
 
 
-def test_estimate_of_a_broken_folder_names_the_file(tmp_path):
+def test_estimate_of_a_broken_or_misspelt_folder_names_it(tmp_path):
     (tmp_path / "config.json").write_text("{")
     done = tide_lm("estimate", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr
+    (tmp_path / "mine").mkdir()
+    assert f"did you mean '{tmp_path / 'mine'}'?" in tide_lm("estimate", tmp_path / "mien").said
 
 
 @pytest.fixture(scope="module")
@@ -401,11 +403,29 @@ def test_a_demo_takes_the_place_of_an_earlier_one(small_demo):
 
 
 @pytest.mark.parametrize("name", ["data", "base", "tide"])
-def test_a_demo_takes_the_place_of_nothing_else(tmp_path, name):
+def test_a_demo_takes_the_place_of_nothing_else(small_demo, tmp_path, name):
     (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").touch()
     done = tide_lm("demo", "--run", tmp_path)
     assert done.returncode == 1
     assert f"{tmp_path / name} is no part of a demo: move it" in done.said
+    assert (tmp_path / name / "notes.txt").exists()
+
+
+def test_a_demo_takes_the_place_of_one_that_was_interrupted_and_of_nobodys_data(small_demo, tmp_path):
+    shutil.copytree(small_demo[0] / "data", tmp_path / "data")
+    (tmp_path / "base").mkdir()  # with nothing in it
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    for share in demo.HELD_OUT, 0.005:
+        manifest["source"] |= {"source": "stories", "validation": share}
+        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
+        if share != demo.HELD_OUT:
+            with pytest.raises(ValueError, match="data is no part of a demo"):
+                demo._clear(tmp_path)
+            continue
+        kept = shutil.copytree(tmp_path, tmp_path.with_name("kept"))
+        demo._clear(kept)
+        assert not any(kept.iterdir())
 
 
 def test_the_demos_prompts_are_nowhere_in_its_held_out_text(tmp_path):

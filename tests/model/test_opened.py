@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file
 
-from tide_lm.model.opened import open_model
+from tide_lm.model.opened import naming, open_model
 
 
 def test_a_run_opens_as_its_export_with_the_frequencies_of_its_data(trained):
@@ -73,7 +74,7 @@ def test_what_cannot_be_opened_is_named(trained, tmp_path):
     ):
         with pytest.raises(ValueError, match=f"there is no {path}"):
             open_model(str(path))
-    with pytest.raises(ValueError, match=r"results is no model.* no config\.json"):
+    with pytest.raises(ValueError, match=r"results has no config\.json, so it is no model"):
         open_model(str(trained / "results"))
     with pytest.raises(ValueError, match=r"step 3.* 2, 4"):
         open_model(str(trained), step=3)
@@ -86,6 +87,20 @@ def test_what_cannot_be_opened_is_named(trained, tmp_path):
     shutil.rmtree(run / "checkpoints" / "00000004")
     with pytest.raises(ValueError, match=r"00000002 is damaged .*: there is no other, so train again"):
         open_model(str(run), step=2)
+
+
+def test_a_path_that_the_hub_does_not_know_is_mended(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    of_hub = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+    of_transformers = OSError("run/mine is not a local folder")
+    of_transformers.__cause__ = of_hub
+    for error in of_hub, of_transformers:
+        with (
+            pytest.raises(ValueError, match=r"there is no run/mine here, .*: did you mean 'runs/mine'"),
+            naming("run/mine"),
+        ):
+            raise error
 
 
 def test_a_folder_inside_a_run_is_itself(trained, tiny_model, tokenizer, tmp_path):

@@ -42,9 +42,17 @@ def test_places_that_cannot_be_written_are_found_and_left_as_they_were(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_folder_that_cannot_be_replaced_is_not_free(tmp_path, monkeypatch):
+    files.check_free(tmp_path)
+    monkeypatch.setattr("os.path.ismount", lambda path: path == tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path} is where a disk is mounted.*: choose a folder in it"):
+        files.check_free(tmp_path)
+
+
 def test_an_error_while_reading_is_no_error_of_writing():
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "counts.npy")
     assert files.sentence(missing) == "counts.npy cannot be used: No such file or directory"
     full = OSError(errno.ENOSPC, "No space left on device", "rows.tide")
     assert files.sentence(full).startswith("cannot write rows.tide: the disk is full")
     assert files.sentence(OSError("fetch failed")) == "fetch failed"
+    assert files.sentence(ConnectionRefusedError(errno.ECONNREFUSED, "It refused")) == "It refused"

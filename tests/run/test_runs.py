@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tide_lm.run import files
-from tide_lm.run.directory import RunDirectory, write_result
+from tide_lm.run import files, hub
+from tide_lm.run.directory import RunDirectory, are_one, write_result
 from tide_lm.run.provenance import provenance
 
 
@@ -21,6 +21,31 @@ def test_a_result_says_how_it_was_made(tmp_path):
     assert provenance["versions"]["torch"]
     assert provenance["machine"]["cores"] == os.cpu_count()
     assert provenance["command"]
+
+
+def test_results_of_a_folder_that_is_no_run_are_not_a_runs(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in run, other:
+        folder.mkdir()
+    (run / "config.json").write_text('{"model": {}, "data": {}, "optim": {}, "train": {}}')
+    assert not are_one(str(other), str(run))
+    other.rmdir()
+    assert are_one(str(other), str(run))  # it may have been moved
+
+
+@pytest.mark.parametrize("name", ["a--b", "a..b", "me/model.git", "me/mine-", "runs/mine", "a/b/c", "./a"])
+def test_what_cannot_be_a_name_on_the_hub_is_not_looked_for_there(name):
+    assert hub.may_be_name("me/mine")
+    assert not hub.may_be_name(name)
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "all_proxy"])
+def test_behind_a_proxy_the_hub_is_asked(variable, monkeypatch):
+    monkeypatch.setattr(
+        hub.socket, "create_connection", lambda *_, **__: pytest.fail("it went past the proxy")
+    )
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    assert hub._answers("https://huggingface.co")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):

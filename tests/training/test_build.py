@@ -41,3 +41,5 @@ def test_both_have_the_same_default_which_a_config_of_no_preset_does_not_have():
     assert (TideConfig().memory_values, TideConfig().memory_gain_init) == (False, 1.0)
     with pytest.raises(ValueError, match="recipe is 'good': use one of paper, best"):
         TideConfig.from_preset("tide-2e-tiny", recipe="good")
+    with pytest.raises(ValueError, match="'base-tiny' says how many tables there are: name another preset"):
+        TideConfig.from_preset("base-tiny", num_memory_blocks=4)

@@ -157,9 +157,18 @@ def test_the_loss_of_every_step_is_kept_however_few_lines_are_logged(settings, t
     )
     Trainer(config, tmp_path / "run", print).train()
     found = [(line["step"], len(line["losses"])) for line in metrics(tmp_path / "run")]
-    assert found == [(10, 10), (13, 3)]
+    assert found == [(5, 5), (10, 5), (13, 3)]  # a checkpoint at 5
     last = metrics(tmp_path / "run")[-1]
     assert last["losses"][-1] == pytest.approx(last["loss"], abs=1e-5)
+
+
+def test_no_loss_is_lost_where_a_run_stops_and_goes_on(settings, tmp_path, at_step):
+    rarely = [*settings, "train.log_every=10", "train.steps=13", "train.validate_every=13"]
+    at_step(6, lambda: signal.raise_signal(signal.SIGTERM))
+    assert train(rarely, tmp_path / "run").returncode == 128 + signal.SIGTERM
+    assert train(rarely, tmp_path / "run", "--resume").returncode == 0
+    found = [(line["step"], len(line["losses"])) for line in metrics(tmp_path / "run")]
+    assert found == [(5, 5), (7, 2), (10, 3), (13, 3)]
 
 
 def test_the_export_opens_with_transformers(whole_run):
@@ -543,8 +552,8 @@ def test_what_a_run_wastes_is_told_before_and_at_its_start(settings, prepared, t
     model = Trainer(RunConfig.load(None, settings), tmp_path / "other", print).model
     wasted = sum(p.numel() for p in (model.model.embed_tokens.weight, model.model.memory.weight)) // 320
     said = [
-        f"reads the data {times:.0f} times, and learns little from more than 20: prepare more text, or set "
-        f"train.steps={20 * tokens / 3200:.0f}",
+        f"reads the data {times:.1f} times, and learns little from more than 20: prepare more text, or set "
+        f"train.steps={20 * tokens // 3200}",
         f"{used:,} of the model's 4,096 ids, and {wasted * (4096 - used):,} of its ",
         f"set model.vocab_size={used}",
     ]

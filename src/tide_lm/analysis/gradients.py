@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from tide_lm.analysis.by_bin import decile_means
 from tide_lm.data.frequency import FrequencyBins
+from tide_lm.model.opened import LacksError
 
 
 def gradients(run: Path, bins: FrequencyBins) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def gradients(run: Path, bins: FrequencyBins) -> dict[str, Any]:
     """
     path = run / "results" / "gradients.safetensors"
     if not path.exists():
-        raise ValueError(f"{run} recorded no gradients: train with --set train.record_gradients=true")
+        raise LacksError(f"{run} recorded no gradients: train with --set train.record_gradients=true")
     try:
         used = load_file(path)
     except SafetensorError as error:

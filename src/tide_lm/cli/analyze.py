@@ -111,14 +111,15 @@ def _analyze(
 ) -> dict[str, Any] | None:
     """Return what an analysis finds; one that need not fit, and does not, is left out with a line."""
     from tide_lm.evaluation.texts import TextSettingsError
+    from tide_lm.model.opened import LacksError
 
     try:
         with working(f"Looking at {what} of {opened.path}") as log:
             return analyze(what, opened, settings, log)
-    except ValueError as error:
-        if must and isinstance(error, TextSettingsError):
+    except (LacksError, TextSettingsError) as error:
+        if not must and isinstance(error, LacksError):
+            typer.echo(f"left out: {what}: {error}", err=True)
+            return None
+        if isinstance(error, TextSettingsError):
             raise typer.BadParameter(str(error)) from error
-        if must:
-            raise
-        typer.echo(f"left out: {what}: {error}", err=True)
-        return None
+        raise

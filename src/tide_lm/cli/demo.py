@@ -69,33 +69,46 @@ def command(
 
 def _clear(run: Path) -> None:
     """Remove an earlier demo, of which nothing is kept: it may have had other data or settings."""
+    data, done = run / "data", run / "results" / "demo.json"
+    trained = {run / kind: _trained_on(run / kind, data) for kind in PRESETS}
+    ours = {data: any(trained.values()) or _prepared_anew(data), **trained}
+    old = [folder for folder in ours if folder.exists()]
+    for folder in old:
+        if any(folder.iterdir()) and not (done.exists() or ours[folder]):
+            raise ValueError(f"{folder} is no part of a demo: move it, or choose another --run")
+    if old:
+        typer.echo(f"{run} holds an earlier demo, which this one replaces.", err=True)
+    for folder in old:
+        shutil.rmtree(folder)
+    done.unlink(missing_ok=True)
+
+
+def _trained_on(folder: Path, data: Path) -> bool:
+    path = (RunDirectory(folder).read_config() or {}).get("data", {}).get("path")
+    return path is not None and Path(path).resolve() == data.resolve()
+
+
+def _prepared_anew(data: Path) -> bool:
+    """Tell whether these data are those that a demo prepares, and will prepare again."""
     from tide_lm.data.shards import MANIFEST, Manifest
 
-    data = run / "data"
-    is_ours = {data: not data.exists()}
-    if (data / MANIFEST).exists():
-        # An earlier version's demo had the builtin text.
-        is_ours[data] = Manifest.read(data).source["source"] in ("stories", "builtin")
-    for kind in PRESETS:
-        before = RunDirectory(run / kind).read_config() or {}
-        path = before.get("data", {}).get("path")
-        is_ours[run / kind] = path is not None and Path(path).resolve() == data.resolve()
-    for folder, ours in is_ours.items():
-        if folder.exists() and not ours:
-            raise ValueError(f"{folder} is no part of a demo: move it, or choose another --run")
-    (run / "results" / "demo.json").unlink(missing_ok=True)
-    if old := [folder for folder in is_ours if folder.exists()]:
-        typer.echo(f"{run} holds an earlier demo, which this one replaces.", err=True)
-        for folder in old:
-            shutil.rmtree(folder)
+    if not (data / MANIFEST).exists():
+        return False
+    source = Manifest.read(data).source
+    return (source["source"], source["validation"]) == ("stories", HELD_OUT)
 
 
 def _prepare(folder: Path) -> int:
     """Prepare the stories in a vocabulary of 4,096, and return their bytes."""
-    from tide_lm.data.prepare import Settings, prepare
+    from tide_lm.data.corpus import Corpus, split_of
+    from tide_lm.data.prepare import Settings, prepare_corpus
+    from tide_lm.data.sources import BUILT_IN, Part
 
     typer.echo("Preparing the stories ...", err=True)
-    return prepare(Settings("stories", train_tokenizer=4096, validation=HELD_OUT), folder).source["bytes"]
+    parts = [Part("stories", BUILT_IN["stories"])]  # whatever else has that name here
+    settings = Settings("stories", train_tokenizer=4096, validation=HELD_OUT)
+    corpus = Corpus(parts, split_of(parts, HELD_OUT))
+    return prepare_corpus(corpus, parts, settings, folder).source["bytes"]
 
 
 def settings(preset: str, data: Path, steps: int) -> RunConfig:
@@ -152,10 +165,13 @@ def _train(
 
     from tide_lm.training.trainer import Trainer
 
+    started, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
-    started = time.monotonic()
-    trainer = Trainer(config, run, log, advance)
-    validation = trainer.train()
+    try:
+        trainer = Trainer(config, run, log, advance)
+        validation = trainer.train()
+    finally:
+        torch.set_num_threads(threads)
     if not validation:
         raise typer.Abort  # stopped by a signal
     return {
@@ -195,8 +211,10 @@ def _look_into(run: Path) -> dict[str, Any]:
     with working("Looking for the words that gain most"):
         words = word_gains(tide, base, text, windows, LEAST, MOST)
     tide.write("words", {"against": base.name, **words})
+    dropped = found[Analysis.layer_drop]["texts"][name]
     return {
-        "loss_without_memory": math.log(found[Analysis.layer_drop]["texts"][name]["without_any"]),
+        "loss_with_memory": math.log(dropped["full"]),
+        "loss_without_memory": math.log(dropped["without_any"]),
         "written": _written(base, tide),
         "words": words,
     }
@@ -253,7 +271,7 @@ def _print(run: Path, result: dict[str, Any]) -> None:
     _say(
         "Memory off is the same TIDE model, with nothing from its tables added in any layer. Its loss on "
         f"held-out stories is then {result['loss_without_memory']:.3f} nats per token instead of "
-        f"{tide['val_loss']:.3f} (1 nat less: 2.7 times the probability)."
+        f"{result['loss_with_memory']:.3f} (1 nat less: 2.7 times the probability)."
     )
     print_table(
         f"Held-out words with the largest mean gain of TIDE over the base, of the {words['words']:,} words "

@@ -1,9 +1,6 @@
 """Options that several commands share, and checks of what is given to a command."""
 
-import ctypes
-import re
 import socket
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tide_lm.run.devices import check_device
 from tide_lm.spec.config import Residence
 from tide_lm.spec.names import suggestion
 
@@ -48,25 +46,8 @@ def _residence(text: str) -> Residence:
 
 
 def _device(text: str) -> str:
-    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,2})?", text):
-        raise typer.BadParameter(f"{text!r} is no device: use cpu, cuda, cuda:1 or mps")
-    found = ["cpu"] if text == "cpu" else _devices()
-    if text not in found and not (text == "cuda" and "cuda:0" in found):
-        raise typer.BadParameter(f"{text} is not here: PyTorch finds {', '.join(found)} on this machine")
-    return text
-
-
-def _devices() -> list[str]:
-    """List the devices; without torch, which takes seconds to import, where there is no driver of a GPU."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        if sys.platform != "darwin" and not Path("/dev/kfd").exists():
-            return ["cpu"]
-    import torch
-
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
+    with usage_errors():
+        return check_device(text)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,12 +1,13 @@
 """Results go to stdout, as a table or as JSON; everything else goes to stderr."""
 
 import json
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
+
+from tide_lm.run.torchrun import started_by_torchrun
 
 
 def print_json(result: Any) -> None:
@@ -63,10 +64,6 @@ def _cell(value: Any) -> str:
 def print_next(command: str) -> None:
     """Name the command that a user would type next."""
     typer.echo(f"Next: {command}", err=True)
-
-
-def started_by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def defer_to_first() -> None:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from tide_lm.cli.options import AsJson
-from tide_lm.cli.output import defer_to_first, print_json, print_next, print_table, started_by_torchrun
+from tide_lm.cli.output import defer_to_first, print_json, print_next, print_table
 from tide_lm.cli.progress import training_progress
-from tide_lm.run import files
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.settings import flat
+from tide_lm.run.torchrun import started_by_torchrun
 
 
 def command(
@@ -48,13 +48,12 @@ def command(
         defer_to_first()
         raise typer.BadParameter(str(error)) from None
     if not started_by_torchrun():  # where another process may have made the run already
-        if not dry_run:
-            folder.check_unused()
-            folder.check_free(resume)
-            files.check_writable(run)
-        from tide_lm.training.checks import check_data
+        from tide_lm.training.checks import check_data, check_run
 
-        check_data(chosen.data, chosen.model)
+        if dry_run:
+            check_data(chosen.data, chosen.model)
+        else:
+            check_run(folder, chosen, resume, allow_changes)
     from tide_lm.run import process_group
 
     if dry_run:
@@ -62,8 +61,9 @@ def command(
 
         rank, count = process_group.started()
         if rank == 0:
-            result = try_out(chosen, count)
+            result = try_out(chosen, count, folder.last_metrics().get("step", 0) if resume else 0)
             print_json(result) if as_json else _print_dry_run(result)
+        if count == 1:
             print_next(shlex.join(["tide-lm", *(word for word in sys.argv[1:] if word != "--dry-run")]))
         return
 

@@ -8,14 +8,18 @@ from typing import Any
 
 from tide_lm.data import shards, sources
 from tide_lm.evaluation.perplexity import Windows, perplexity
-from tide_lm.model.opened import OpenedModel, open_model
+from tide_lm.model.opened import LacksError, OpenedModel, open_model
 from tide_lm.run import checkpoint
-from tide_lm.run.directory import RunDirectory, owning_run
+from tide_lm.run.directory import RunDirectory, are_one, owning_run
 from tide_lm.run.provenance import provenance
 
 
 class TextSettingsError(ValueError):
     """Texts that are not there, or windows that a model cannot read: found before anything is read."""
+
+
+class NoHeldOutError(TextSettingsError, LacksError):
+    """A model's own held-out text is not there, and no other text was given."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class TextSettings:
         """Return the texts, which must be there, and the windows that a model reads them in."""
         try:
             return self._texts(opened), self._windows(opened)
+        except TextSettingsError:
+            raise
         except ValueError as error:
             raise TextSettingsError(str(error)) from error
 
@@ -52,7 +58,7 @@ class TextSettings:
             return dict(self.texts)
         if opened.data is None or not opened.data.exists():
             where = f" at {opened.data.absolute()}" if opened.data else " known"
-            raise ValueError(f"the training data of {opened.name} are not{where}: give --text")
+            raise NoHeldOutError(f"the training data of {opened.name} are not{where}: give --text")
         return {"held-out": opened.data}
 
     def _windows(self, opened: OpenedModel) -> Windows:
@@ -85,8 +91,7 @@ def write_texts(opened: OpenedModel, found: Mapping[str, Any]) -> Path:
     """Write what was found to results/perplexity.json, beside what it has of the same model's other texts."""
     try:
         before = json.loads(opened.result("perplexity").read_text(encoding="utf-8"))
-        same = Path(before["subject"]["model"]).resolve() == Path(opened.path).resolve()
-        earlier = before["texts"] if same else {}
+        earlier = before["texts"] if are_one(before["subject"]["model"], opened.path) else {}
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
         earlier = {}
     made = {name: {**text, "provenance": provenance()} for name, text in found.items()}

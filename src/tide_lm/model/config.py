@@ -85,6 +85,10 @@ class TideConfig(LlamaConfig):
 
         With `recipe="paper"` it is the paper's model: gains begin at 1, and attention's values have no rows.
         """
+        if "num_memory_blocks" in overrides:
+            raise ValueError(
+                f"{name!r} says how many tables there are: name another preset for more or fewer"
+            )
         return cls(**{**ModelSection.of_preset(name, recipe).to_transformers(), **overrides})
 
     def validate_architecture(self) -> None:

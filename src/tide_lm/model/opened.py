@@ -31,10 +31,12 @@ from tide_lm.data.shards import Manifest
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model.loading import check_place, open_store
 from tide_lm.run import checkpoint
+from tide_lm.run.devices import check_device
 from tide_lm.run.directory import (
     RunDirectory,
     check_exists,
     check_results,
+    hint_for,
     name_of,
     owning_run,
     place_of_results,
@@ -43,6 +45,10 @@ from tide_lm.run.directory import (
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec.config import ModelConfig, Place, Residence
 from tide_lm.store.format import StoreError
+
+
+class LacksError(ValueError):
+    """A model lacks what is asked of it, such as a memory or the frequencies of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class OpenedModel:
     @property
     def shape(self) -> ModelConfig:
         if not isinstance(self.config, LlamaConfig):
-            raise ValueError(f"{self.name} is no Llama, and only that architecture is counted")
+            raise LacksError(f"{self.name} is no Llama, and only that architecture is counted")
         return ModelConfig.from_values(self.config.to_dict())
 
     @cached_property
@@ -104,7 +110,7 @@ class OpenedModel:
     def bins(self) -> FrequencyBins:
         if self.frequencies is None:
             missing = f" (its data, {self.data.absolute()}, are not here)" if self.data else ""
-            raise ValueError(
+            raise LacksError(
                 f"{self.name} has no token frequencies{missing}: give --counts, prepared data or a file "
                 "of counts"
             )
@@ -127,16 +133,19 @@ class OpenedModel:
 
     def check_memory(self) -> None:
         if not self.has_memory:
-            raise ValueError(f"{self.name} has no memory, which this needs: give a TIDE model")
+            raise LacksError(f"{self.name} has no memory, which this needs: give a TIDE model")
 
-    def write(self, what: str, result: dict[str, Any]) -> Path:
-        """Write a result that says whose it is; a checkpoint's does not replace the run's."""
+    def write(self, what: str, result: dict[str, Any], command: str | None = None) -> Path:
+        """Write a result that says whose it is; a checkpoint's does not replace the run's.
+
+        `command` makes it, if that is not the one that runs.
+        """
         try:
             json.dumps(result, allow_nan=False)
         except ValueError as error:
             raise ValueError(f"{what} of {self.name} is not finite: its weights are damaged") from error
         whose = {"model": self.path, "step": self.step, "tokens": self.tokens}
-        return write_result(self.run, self.result(what).stem, {"subject": whose, **result})
+        return write_result(self.run, self.result(what).stem, {"subject": whose, **result}, command=command)
 
     def result(self, what: str) -> Path:
         """Return the path of a result."""
@@ -161,6 +170,8 @@ def open_model(
     in the same place.
     """
     check_exists(model)
+    if device is not None:
+        check_device(device)
     owner, inner = owning_run(model)
     step = inner if step is None else step
     name, place = name_of(model), place_of_results(model, run)
@@ -248,10 +259,10 @@ def naming(folder: str) -> Iterator[None]:
     except StoreError:  # which names its file
         raise
     except OSError as error:
-        if isinstance(error.__cause__, RepositoryNotFoundError):
+        if isinstance(error, RepositoryNotFoundError) or isinstance(error.__cause__, RepositoryNotFoundError):
             raise ValueError(
-                f"there is no {folder} here, nor on the Hugging Face Hub, unless it is private: correct the "
-                "name, or log in with `hf auth login`"
+                f"there is no {folder} here, nor on the Hugging Face Hub (if it is private, log in with "
+                f"`hf auth login`): {hint_for(folder)}"
             ) from error
         raise _unopened(folder, error) from error
     except (KeyError, ValueError, SafetensorError, StrictDataclassError) as error:

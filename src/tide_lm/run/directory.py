@@ -7,17 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tide_lm.run import hub
+from tide_lm.run import hub, torchrun
 from tide_lm.run.files import locked, make_folder, write_atomically
 from tide_lm.run.provenance import write_record
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec.names import suggestion
 
 
-def write_result(run: Path, what: str, result: dict[str, Any], seed: int | None = None) -> Path:
+def write_result(
+    run: Path, what: str, result: dict[str, Any], seed: int | None = None, command: str | None = None
+) -> Path:
     """Write `results/<what>.json` of a run directory, with its provenance."""
     path = results_folder(run) / f"{what}.json"
-    write_record(path, result, seed)
+    write_record(path, result, seed, command)
     return path
 
 
@@ -32,9 +34,7 @@ def check_exists(model: str) -> None:
     if not model:
         raise ValueError("the model's name is empty: give a run, or the folder of a model")
     if not path.exists():
-        hint = suggestion(
-            model, _folders_near(path), "give a run, one of its checkpoints, or a folder with a model"
-        )
+        hint = hint_for(model)
         if not hub.may_be_name(model):
             raise ValueError(f"there is no {model}: {hint}")
         hub.check(model, hint)
@@ -51,9 +51,17 @@ def check_exists(model: str) -> None:
     if not config.exists():
         inner = sorted(str(file.parent) for file in path.glob("*/config.json"))
         cure = f"choose one of {', '.join(inner)}" if inner else "give a run, or the folder of a model"
-        raise ValueError(f"{model} is no model, since it has no config.json: {cure}")
+        raise ValueError(f"{model} has no config.json, so it is no model: {cure}")
     if not isinstance(values := _values(config), dict) or "model_type" not in values:
         raise ValueError(f"{config} describes neither a run nor a model: restore it, or give another folder")
+
+
+def hint_for(
+    missing: str, otherwise: str = "give a run, one of its checkpoints, or a folder with a model"
+) -> str:
+    """Ask for the folder that a mistyped path may mean, or say `otherwise`."""
+    places = [*Path(missing).parent.glob("*"), *Path().glob("runs/*")]
+    return suggestion(missing, sorted({str(place) for place in places if place.is_dir()}), otherwise)
 
 
 def owning_run(model: str) -> tuple[Path | None, int | None]:
@@ -93,11 +101,13 @@ def check_results(place: Path, model: str) -> None:
 
 
 def are_one(other: str, model: str) -> bool:
-    """Tell whether two paths are of one model; a run may have been moved, copied or packed since."""
+    """Tell whether two paths are of one model; a run may have been moved or copied since."""
     ours, theirs = owning_run(model)[0], owning_run(other)[0]
     if ours is None:
         return Path(other).resolve() == Path(model).resolve()
-    return theirs is None or _values(ours / "config.json") == _values(theirs / "config.json")
+    if theirs is None:
+        return not Path(other).exists()
+    return _values(ours / "config.json") == _values(theirs / "config.json")
 
 
 def _is_run(folder: Path) -> bool:
@@ -111,12 +121,6 @@ def _values(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def _folders_near(path: Path) -> list[str]:
-    """Return the folders that a mistyped path may mean."""
-    places = [*path.parent.glob("*"), *Path().glob("runs/*")]
-    return sorted({str(place) for place in places if place.is_dir()})
 
 
 def exported(model: str) -> str:
@@ -156,8 +160,7 @@ class RunDirectory:
         """Keep other trainers out for the length of the context."""
         make_folder(self.path)
         # A shared disk may keep the lock of a machine that died for a while.
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        with locked(self._lock, self._busy, patience=120 if restarted else 0):
+        with locked(self._lock, self._busy, patience=120 if torchrun.restarted() else 0):
             yield
 
     def add_metrics(self, record: dict[str, Any]) -> None:

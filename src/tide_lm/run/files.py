@@ -50,7 +50,8 @@ def sentence(error: OSError) -> str:
         return str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return f"cannot write {error.filename or 'a file'}: {in_words(error)}"
-    return f"{error.filename or 'a file'} cannot be used: {error.strerror}"
+    reason = error.strerror or str(error)
+    return f"{error.filename} cannot be used: {reason}" if error.filename else reason
 
 
 def make_folder(folder: Path) -> Path:
@@ -180,4 +181,6 @@ def check_free(out: Path) -> None:
     """Check that a folder can be made where there is none, or an empty one."""
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder: remove it, or choose another --out")
-    check_writable(out)
+    if os.path.ismount(out):
+        raise ValueError(f"{out} is where a disk is mounted, and cannot be replaced: choose a folder in it")
+    check_writable(out.absolute().parent)  # where the folder is filled under another name

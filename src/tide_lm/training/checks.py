@@ -2,10 +2,43 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tide_lm.data.shards import Manifest
-from tide_lm.run.settings import MANY_EPOCHS, DataSection, ModelSection, RunConfig
+from tide_lm.run import files
+from tide_lm.run.directory import RunDirectory
+from tide_lm.run.settings import MANY_EPOCHS, DataSection, ModelSection, RunConfig, compare
 from tide_lm.spec.estimate import count_parameters
+
+FOLDERS = ("data.path", "model.start")  # settings that may change: checksums identify the data
+
+
+def check_run(run: RunDirectory, config: RunConfig, resume: bool, allow_changes: bool) -> None:
+    """Check that a run can begin in this folder, or go on there, and that its data fit."""
+    run.check_unused()
+    check_folder(run, config, resume, allow_changes)
+    files.check_writable(run.path)
+    check_data(config.data, config.model)
+
+
+def check_folder(run: RunDirectory, config: RunConfig, resume: bool, allow_changes: bool) -> None:
+    """Check that a folder is free, or holds a run with these settings that is to be resumed."""
+    run.check_free(resume)
+    if (before := run.read_config()) is not None:
+        check_changes(run, before, config, allow_changes)
+
+
+def check_changes(run: RunDirectory, before: dict[str, Any], config: RunConfig, allow_changes: bool) -> None:
+    """Refuse settings that differ from those of the run."""
+    changes = compare(RunConfig.from_saved(before), config)
+    changes = [change for change in changes if change.name not in FOLDERS]
+    if fixed := [f"\n  {change}" for change in changes if change.is_fixed]:
+        raise ValueError(f"{run.path} has begun, and cannot change{''.join(fixed)}")
+    if changes and not allow_changes:
+        lines = "".join(f"\n  {change}" for change in changes)
+        raise ValueError(
+            f"the settings differ from those of {run.path}:{lines}\nput them back, or add --allow-changes"
+        )
 
 
 def check_data(settings: DataSection, model: ModelSection) -> Manifest:
@@ -47,13 +80,13 @@ def _tokens(folder: Path) -> dict[str, int]:
 def doubts(config: RunConfig, manifest: Manifest) -> list[str]:
     """Return what of a run might not be meant, each with the setting to change."""
     found, train, shape = [], config.train, config.model.shape()
-    tokens = train.steps * train.batch * config.data.sequence
-    epochs = tokens / max(manifest.tokens("train"), 1)
+    tokens, of_step = manifest.tokens("train"), train.batch * config.data.sequence
+    epochs = round(train.steps * of_step / max(tokens, 1), 1)
     if epochs > MANY_EPOCHS:
-        steps = max(train.steps * MANY_EPOCHS / epochs, 1)
+        steps = max(MANY_EPOCHS * tokens // of_step, 1)
         found.append(
-            f"the run reads the data {epochs:,.0f} times, and learns little from more than {MANY_EPOCHS}: "
-            f"prepare more text, or set train.steps={steps:.0f}"
+            f"the run reads the data {epochs:,} times, and learns little from more than {MANY_EPOCHS}: "
+            f"prepare more text, or set train.steps={steps}"
         )
     used, has = manifest.vocab_size, shape.vocab_size
     if used < 0.9 * has and not config.model.start:

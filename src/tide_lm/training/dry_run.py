@@ -1,4 +1,4 @@
-"""What a run would cost and read, without building its model or writing a file."""
+"""What a run would cost and read. Of what a trial writes and trains, nothing is kept."""
 
 import time
 from dataclasses import replace
@@ -27,8 +27,11 @@ SMALL_PARAMETERS, SMALL_STEP = 5e7, 1e11  # of a model and a step, in FLOPs, tha
 SHARE_OF_PRODUCT = 0.5  # of the speed of a matrix product, which a step attains
 
 
-def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
-    """Return resolved settings, parameters, bytes per process, FLOPs and the first global batch."""
+def dry_run(config: RunConfig, processes: int = 1, done: int = 0) -> dict[str, Any]:
+    """Return resolved settings, parameters, bytes per process, FLOPs and the first global batch.
+
+    The time is that of the steps left, where some are `done`.
+    """
     if processes > 1:
         config.check_processes(processes)
     inputs = open_inputs(config.data, config.model)
@@ -45,15 +48,15 @@ def dry_run(config: RunConfig, processes: int = 1) -> dict[str, Any]:
         "flops_per_token": estimate.train_flops(shape, config.data.sequence),
         "tokens": config.train.steps * batch_tokens,
         "epochs": round(config.train.steps * batch_tokens / len(inputs.train), 3),
-        "time": _time(config, processes),
+        "time": _time(config, processes, config.train.steps - done),
         "doubts": doubts(config, inputs.manifest),
         "first_batch": _first_batch(config, inputs),
     }
 
 
-def _time(config: RunConfig, processes: int) -> dict[str, Any]:
-    """Estimate the seconds of all steps, and say from what."""
-    shape, steps, device = config.model.shape(), config.train.steps, process_group.device()
+def _time(config: RunConfig, processes: int, steps: int) -> dict[str, Any]:
+    """Estimate the seconds of so many steps, and say from what."""
+    shape, device = config.model.shape(), process_group.device()
     tokens = config.train.batch * config.data.sequence
     flops = estimate.train_flops(shape, config.data.sequence) * tokens / processes
     on = f"{processes} x {device.type}" if processes > 1 else device.type

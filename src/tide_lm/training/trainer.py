@@ -19,11 +19,11 @@ from tide_lm.ops.transfer import upload
 from tide_lm.run import checkpoint, files, process_group
 from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.model_card import model_card
-from tide_lm.run.settings import RunConfig, compare
+from tide_lm.run.settings import RunConfig
 from tide_lm.spec.estimate import count_parameters, train_flops
 from tide_lm.training import optim, schedule
 from tide_lm.training.build import MakeModel, build_objective, build_row_optimizer
-from tide_lm.training.checks import doubts
+from tide_lm.training.checks import check_changes, check_folder, doubts
 from tide_lm.training.export import export
 from tide_lm.training.gradient_recorder import GradientRecorder
 from tide_lm.training.held_out import HeldOut
@@ -35,7 +35,6 @@ from tide_lm.training.speed import Speedometer, progress_line
 
 NON_FINITE_LIMIT = 3
 SLOW_STEP = 3  # seconds, after which a person would wonder
-FOLDERS = ("data.path", "model.start")  # settings that may change
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -98,23 +97,7 @@ class Trainer:
         self._signal = 0  # the signal that this rank knows of
 
     def _check_run(self) -> None:
-        """Check that the folder is free, or holds a run with these settings that is to be resumed."""
-        self.run.check_free(self.resume)
-        if (before := self.run.read_config()) is not None:
-            self._refuse_changes(before)
-
-    def _refuse_changes(self, before: dict[str, Any]) -> None:
-        """Refuse changed settings; folders may have moved, since checksums identify the data."""
-        changes = compare(RunConfig.from_saved(before), self.config)
-        changes = [change for change in changes if change.name not in FOLDERS]
-        if fixed := [f"\n  {change}" for change in changes if change.is_fixed]:
-            raise ValueError(f"{self.run.path} has begun, and cannot change{''.join(fixed)}")
-        if changes and not self.allow_changes:
-            lines = "".join(f"\n  {change}" for change in changes)
-            raise ValueError(
-                f"the settings differ from those of {self.run.path}:{lines}\n"
-                "put them back, or add --allow-changes"
-            )
+        check_folder(self.run, self.config, self.resume, self.allow_changes)
 
     @property
     def status(self) -> int:
@@ -204,11 +187,12 @@ class Trainer:
             if last or _is_due(self.step, settings.validate_every):
                 record |= {"validation": self.held_out.validate(), "sample": self.held_out.sample()}
                 validation = {"step": self.step, **record["validation"]}
-            if "validation" in record or _is_due(self.step, settings.log_every):
+            due = any(_is_due(self.step, every) for every in (settings.checkpoint_every, settings.keep_every))
+            saving = last or stopping or due
+            if "validation" in record or saving or _is_due(self.step, settings.log_every):
                 process_group.run_on_first(partial(self._log, record | {"losses": losses}))
                 losses = []
-            saving = _is_due(self.step, settings.checkpoint_every) or _is_due(self.step, settings.keep_every)
-            if last or stopping or saving:
+            if saving:
                 self._save()
             if stopping and not last:
                 self.log(f"stopped by a signal at step {self.step:,}: add --resume to continue")
@@ -350,7 +334,7 @@ class Trainer:
 
     def _restore(self, path: Path) -> None:
         state, rows = checkpoint.read_state(path), self.row_optimizer
-        self._refuse_changes(state["config"])
+        check_changes(self.run, state["config"], self.config, self.allow_changes)
         placeholders = {} if rows is None else rows.placeholders(state["table_steps"])
         checkpoint.load(path, self._tensors() | placeholders)
         if rows is not None:
