@@ -22,5 +22,6 @@ def written(path, header=HEADER, sections=None, sizes=(50,)):
     """A store with rows of random bytes, which come so many at once."""
     random = np.random.default_rng(0)
     rows = [random.integers(256, size=(size, header.codec.row_bytes), dtype=np.uint8) for size in sizes]
-    write_store(path, header, sections or {"levels": LEVELS, "columns": COLUMNS}, rows)
+    sections = {"levels": LEVELS, "columns": COLUMNS} if sections is None else sections
+    write_store(path, header, sections, rows)
     return np.concatenate(rows)

@@ -209,14 +209,16 @@ def test_resizing_keeps_the_tables_in_step_with_the_vocabulary(tiny_model):
 def test_rows_added_by_resizing_do_not_depend_on_the_seed_of_the_process(tiny_config):
     """Else an adapter trained on a resized model would meet other rows when it is loaded."""
 
-    def resized(seed: int) -> torch.Tensor:
+    def resized(seed: int, *sizes: int) -> torch.Tensor:
         model = TideForCausalLM(tiny_config())
         torch.manual_seed(seed)
-        model.resize_token_embeddings(60)
+        for size in sizes:
+            model.resize_token_embeddings(size)
         return model.model.memory.weight[53:]
 
-    assert torch.equal(resized(1), resized(2))
-    assert resized(1).std().item() == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(resized(1, 60), resized(2, 60))
+    assert torch.equal(resized(1, 60), resized(1, 56, 60))  # nor on the steps to a size
+    assert resized(1, 60).std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_resizing_to_the_same_size_moves_nothing(tiny_model):

@@ -57,6 +57,16 @@ def test_a_checkpoint_cut_or_changed_at_any_place_is_passed_over(tmp_path):
                 assert "00000020 is damaged" in told[0]
 
 
+def test_damage_at_the_end_of_a_large_file_is_seen(tmp_path):
+    path = checkpoint.save(tmp_path, 10, {"model.w": torch.ones(2**19)}, {"step": 10})
+    (weights,) = path.glob("*.safetensors")
+    with weights.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoint.newest(tmp_path, print)
+
+
 def test_an_unfinished_checkpoint_is_never_seen(tmp_path):
     (tmp_path / ".00000020.tmp").mkdir()
     assert checkpoint.newest(tmp_path, print) is None

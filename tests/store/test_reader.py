@@ -53,6 +53,15 @@ def test_rows_come_back(store, direct, tokens):
     assert np.array_equal(file.sections["levels"], LEVELS)
 
 
+@pytest.mark.parametrize("hidden", [255, 256, 257])
+def test_a_checksum_may_stand_in_the_next_block(tmp_path, hidden):
+    header = replace(HEADER, blocks=1, hidden=hidden, bits=16, checksums={})
+    rows = written(tmp_path / "rows.tide", header, {})
+    file = StoreFile(tmp_path / "rows.tide")
+    for token in range(50):
+        assert np.array_equal(read(file, [token]), rows[[token]])
+
+
 @pytest.mark.parametrize("way", ["direct", "plain", "threads"])
 def test_rows_beyond_four_gigabytes_come_back(tmp_path, monkeypatch, way):
     """Write four rows of a store that has holes elsewhere, and takes no room."""
