@@ -46,6 +46,16 @@ def test_evaluate_measures_the_held_out_text_and_any_other(run, tmp_path):
     assert "rare" in shown
 
 
+def test_a_run_that_has_not_ended_names_the_checkpoint_that_is_measured(run, tmp_path):
+    (tmp_path / "other.txt").write_text(TEXT)
+    shutil.rmtree(run / "export")
+    done = tide_lm("evaluate", run, "--text", tmp_path / "other.txt", "--json")
+    assert json.loads(done.stdout)["texts"].keys() == {"other"}
+    assert done.stderr.count(f"{run} has not ended: this is its checkpoint of step 4\n") == 1
+    (opened,) = open_runs([run])
+    assert (opened.texts.keys(), opened.stale) == ({"other"}, {})
+
+
 def test_a_folder_of_results_keeps_the_texts_of_one_model(run, tmp_path):
     (tmp_path / "other.txt").write_text(TEXT)
     results = tmp_path / "results of both"
@@ -59,6 +69,10 @@ def test_a_folder_of_results_keeps_the_texts_of_one_model(run, tmp_path):
     assert texts(run / "export", "third") == {"first", "second", "third"}
     moved = run.rename(tmp_path / "moved")
     assert texts(moved, "fourth") == {"first", "second", "third", "fourth"}
+    written = results / "results" / "perplexity.json"
+    before = json.loads(written.read_text())
+    written.write_text(json.dumps({**before, "subject": {**before["subject"], "tokens": 7}}))
+    assert texts(moved, "fifth") == {"fifth"}  # the others were read by other weights
 
 
 @pytest.mark.parametrize("held_out", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,5 +1,8 @@
 """`tide-lm generate` as a user calls it, on a CPU."""
 
+import json
+import shutil
+
 import pytest
 from command import result_of, tide_lm
 
@@ -24,6 +27,23 @@ def test_a_checkpoint_is_not_offered_to_a_server(trained):
     done = tide_lm("generate", checkpoint, "every layer", *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith(f"Next: tide-lm evaluate {checkpoint}\n")
+
+
+def test_a_run_that_has_not_ended_names_the_checkpoint_that_generates(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("export"))
+    done = tide_lm("generate", run, "every layer", "--json", *ARGUMENTS)
+    assert json.loads(done.stdout)["generations"]
+    assert done.stderr.count(f"{run} has not ended: this is its checkpoint of step 4\n") == 1
+    for whole in trained, run / "checkpoints" / "00000004":
+        assert "has not ended" not in tide_lm("generate", whole, "every layer", *ARGUMENTS).stderr
+
+    next((run / "checkpoints" / "00000004").glob("*.safetensors")).write_bytes(b"")
+    done = tide_lm("generate", run, "every layer", *ARGUMENTS)
+    assert done.returncode == 1
+    other = run / "checkpoints" / "00000002"
+    assert done.said.endswith(f": give {other}, or train again")
+    assert tide_lm("generate", other, "every layer", *ARGUMENTS).returncode == 0
 
 
 @pytest.mark.parametrize("stdin", ["every layer", "every layer\n"])

@@ -164,5 +164,7 @@ def test_a_broken_link_and_a_dataset_without_a_name_are_named(tmp_path):
         documents_of(tmp_path)
     with pytest.raises(ValueError, match="names no dataset"):
         documents_of("hf:")
+    with pytest.raises(ValueError, match="the source is empty: name a file"):
+        sources.parts("")
     with pytest.raises(ValueError, match=r"there is no '.*nowhere'"):
         documents_of(tmp_path / "nowhere")

@@ -86,6 +86,13 @@ def test_the_model_has_a_short_name_and_its_path(server, folder):
     assert {event["model"] for event in streamed(server, TALK, CHAT)} == {"mine"}
 
 
+@pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (TALK, CHAT)], ids=["text", "chat"])
+@pytest.mark.parametrize("headers", [{"content-type": "application/x-www-form-urlencoded"}, {}], ids=repr)
+def test_a_request_is_json_whatever_its_header_says(server, path, body, headers):
+    answer = server.post(path, content=json.dumps(body).encode(), headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
 def test_text_is_what_the_model_generates(server, folder):
     tokenizer, model = AutoTokenizer.from_pretrained(folder), TideForCausalLM.from_pretrained(folder)
     ids = tokenizer("every layer", return_tensors="pt").input_ids
@@ -112,6 +119,10 @@ def test_a_stop_word_is_left_out_even_in_a_stream(server):
     word = whole[5:7]
     before = whole[: whole.index(word)]
     assert text_of(server, stop=word) == before
+    from fastapi.testclient import TestClient
+
+    strict = TestClient(server.app)  # which raises what the server raises after its answer too
+    assert strict.post(TEXT, json=PROMPT | {"stop": word}).status_code == 200
     events = streamed(server, TEXT, PROMPT | {"stop": ["nowhere", word]})
     assert "".join(event["choices"][0]["text"] for event in events) == before
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
@@ -160,8 +171,16 @@ def test_a_message_that_calls_a_tool_needs_no_text(server, content):
         (TEXT, PROMPT | {"max_tokens": 1.5}, 400, "must be whole numbers"),
         (TEXT, PROMPT | {"temperature": "hot"}, 400, "temperature is 'hot'"),
         (TEXT, PROMPT | {"stop": [""]}, 400, "none of them empty"),
-        (TEXT, PROMPT | {"n": 2}, 400, "n does nothing on this server"),
-        (TEXT, PROMPT | {"top_k": 2}, 422, "Unexpected fields in the request: {'top_k'}"),
+        (TEXT, PROMPT | {"n": 2}, 400, "n does nothing on this server, which gives one answer: leave"),
+        (TEXT, PROMPT | {"logprobs": 2}, 400, "logprobs does nothing on this server: leave it out"),
+        (TEXT, PROMPT | {"echo": True}, 400, "echo does nothing on this server: leave it out"),
+        (
+            TEXT,
+            PROMPT | {"mx_tokens": 2},
+            400,
+            "'mx_tokens' is no field of /v1/completions: did you mean 'max_",
+        ),
+        (TALK, CHAT | {"zzz": 2}, 400, "'zzz' is no field of /v1/chat/completions: leave it out"),
         (TEXT, PROMPT | {"generation_config": "{"}, 400, "Expecting property name"),
         (TALK, CHAT | {"messages": []}, 400, "messages must be a list of messages"),
         (TALK, CHAT | {"messages": ["every"]}, 400, "a message is 'every'"),
@@ -207,6 +226,22 @@ def test_a_fault_of_the_server_is_json_too(server, monkeypatch):
     answer = server.post(TEXT, json=PROMPT)
     assert answer.status_code == 500
     assert "RuntimeError: the disk is on fire" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, ValueError])
+def test_no_error_shows_a_path_of_the_machine(server, monkeypatch, fault):
+    from transformers.cli.serving.completion import CompletionHandler
+
+    def fail(*arguments, **named):
+        raise fault('no such layer\n  File "/home/me/model.py", line 3')
+
+    monkeypatch.setattr(CompletionHandler, "_build_generation_config", fail)
+    said = server.post(TEXT, json=PROMPT).json()["error"]["message"]
+    assert said.endswith("no such layer")
+    monkeypatch.undo()
+    monkeypatch.setattr("tide_lm.model.TideForCausalLM.generate", fail)
+    (event,) = streamed(server, TEXT, PROMPT)
+    assert event["error"]["message"] == "no such layer"
 
 
 def test_a_fault_in_the_middle_of_a_stream_is_json_too(server, monkeypatch):

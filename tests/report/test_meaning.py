@@ -90,6 +90,7 @@ FOOTPRINT = [
             {"distance": [[0, 1, 1], [1, 0, 0.2], [1, 0.2, 0]]},
             "1.00 .*0.20: .* not repeat E, and are much alike",
         ),
+        ("layer-drop", dropped([-0.1, -0.2], 20.0), "2.00 times as high; without it in any single layer"),
         ("distances", {"distance": [[0, 0.2], [0.2, 0]]}, "0.20 .*the table repeats much of E"),
         ("distances", {"distance": [[0, 0.9], [0.9, 0]]}, "0.90 .*the table does not repeat E"),
         ("neighbours", neighbours(0.02), "2% .* differently from E"),

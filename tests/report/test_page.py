@@ -256,6 +256,22 @@ def test_what_is_damaged_is_said_on_the_page_once(plant, tmp_path):
         assert page.count(f"results/{name}.json is damaged") == 1
 
 
+def test_a_result_of_an_earlier_checkpoint_is_said_on_the_page_and_not_drawn(plant, tmp_path):
+    run = plant(tmp_path / "x", only=("distances", "updates", "benchmarks"))
+    for name in ("updates", "benchmarks"):
+        file = run / "results" / f"{name}.json"
+        subject = {"model": str(run), "step": None, "tokens": 2048}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "subject": subject}))
+    done = tide_lm("report", run, "--out", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert {"distances", "updates", "benchmarks"} & set(Outline(page).ids) == {"distances"}
+    for name, command in {"updates": "analyze updates", "benchmarks": "evaluate"}.items():
+        said = f"{run}/results/{name}.json was measured at 2,048 of 6,000 tokens: run "
+        assert f"warning: {said}`tide-lm {command} {run}" in done.stderr
+        assert f"{said}<code>tide-lm {command} {run}" in page
+
+
 def test_a_run_with_little_has_a_page_too(tmp_path):
     (tmp_path / "little").mkdir()
     (tmp_path / "little" / "metrics.jsonl").touch()

@@ -191,3 +191,45 @@ def test_runs_whose_results_say_the_same_stand_together(two_runs):
     assert list(alike(runs, "updates")) == ["base, tide"]
     runs[1].result("updates")["rows"]["0"] = None
     assert list(alike(runs, "updates")) == ["base", "tide"]
+
+
+def _measured_at(path, what, tokens, step=None) -> None:
+    """Rewrite a result as one of a checkpoint, or of an export if `tokens` is None."""
+    file = path / "results" / f"{what}.json"
+    subject = {"model": str(path), "step": step, "tokens": tokens}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "subject": subject}))
+
+
+def test_a_result_of_an_earlier_checkpoint_is_left_out(plant, tmp_path):
+    path = plant(tmp_path / "x")
+    for what, tokens in {"perplexity": 2048, "norms": 5900, "distances": 6000, "updates": None}.items():
+        _measured_at(path, what, tokens)
+    (path / "results" / "routing.json").rename(path / "results" / "routing-00000012.json")
+    _measured_at(path, "routing-00000012", 1200, step=12)
+    (run,) = open_runs([path])
+    perplexity = f"{path}/results/perplexity.json was measured at 2,048 of 6,000 tokens"
+    assert run.stale == {
+        "perplexity": f"{perplexity}: run `tide-lm evaluate {path}` again",
+        "norms": f"{path}/results/norms.json was measured at 5,900 of 6,000 tokens: "
+        f"run `tide-lm analyze norms {path}` again",
+    }
+    assert not run.damaged
+    assert run.results.keys() >= {"distances", "updates", "routing-00000012", "validation", "checkpoints"}
+    assert list(run.losses) == ["validation"]
+    with pytest.raises(MissingError, match=r"norms\.json was measured at"):
+        run.result("norms")
+    assert FIGURES["loss-by-decile"].missing(run) is None  # it still has the held-out text
+
+
+def test_a_run_that_has_not_ended_is_measured_at_its_newest_checkpoint(plant, tmp_path):
+    path = plant(tmp_path / "x", only=("perplexity", "norms"))
+    for step in (40, 50):
+        (path / "checkpoints" / f"{step:08d}").mkdir(parents=True)
+    _measured_at(path, "perplexity", 5000)
+    _measured_at(path, "norms", 4000)
+    (run,) = open_runs([path])
+    assert list(run.results) == ["perplexity"]
+    assert "4,000 of 5,000 tokens" in run.stale["norms"]
+    (path / "export").mkdir()
+    (run,) = open_runs([path])
+    assert "5,000 of 6,000 tokens" in run.stale["perplexity"]

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_lm.interop.upcycle import open_source, upcycle
 from tide_lm.model import TideForCausalLM
-from tide_lm.run.directory import RunDirectory
+from tide_lm.run.directory import RunDirectory, write_result
 from tide_lm.run.settings import RunConfig
 from tide_lm.training.dry_run import dry_run
 from tide_lm.training.trainer import Trainer
@@ -193,6 +193,21 @@ def test_what_does_not_fit_a_start_is_told(prepared, llama, tide, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(changed_one))
     with pytest.raises(ValueError, match=r"other.*--tokenizer .*other"):
         Trainer(config_of(prepared, other), tmp_path / "run", lambda line: None)
+
+
+def test_a_llama_is_trained_as_a_base_and_that_is_said(prepared, llama, tmp_path, capfd):
+    said: list[str] = []
+    Trainer(config_of(prepared, llama), tmp_path / "run", said.append)._describe()
+    assert f"{llama} has no memory, so a base is trained: `tide-lm upcycle` adds tables" in said
+    assert "model of type" not in capfd.readouterr().err
+
+
+def test_a_folder_with_results_of_another_model_is_no_place_for_a_run(prepared, tide, tmp_path):
+    write_result(tmp_path / "run", "perplexity", {"subject": {"model": str(tide)}})
+    with pytest.raises(
+        ValueError, match=r"run holds results of .*tide, such as perplexity.json: give another"
+    ):
+        Trainer(config_of(prepared, tide), tmp_path / "run", lambda line: None)
 
 
 def test_a_damaged_start_is_not_trained(prepared, llama, tide, tmp_path):

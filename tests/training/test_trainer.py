@@ -534,6 +534,9 @@ def test_a_dry_run_shows_costs_and_the_first_batch_and_writes_nothing(settings, 
     assert "Warning" not in shown
     assert 0 < result["time"]["seconds"] < 100
     assert not (tmp_path / "run").exists()
+    # At once: to count what such a batch needs would take minutes.
+    large = train([*settings, "train.batch=1000000"], tmp_path / "run", "--dry-run")
+    assert (large.returncode, "a global batch takes 1000000 windows" in large.said) == (1, True)
 
 
 def test_what_a_run_wastes_is_told_before_and_at_its_start(settings, prepared, tmp_path):

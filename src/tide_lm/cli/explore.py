@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.opening import both_runs
+from tide_lm.cli.opening import both_runs, say_checkpoint
 from tide_lm.cli.options import LOOPBACK, Counts, Device, Memory, check_address
 from tide_lm.cli.progress import working
 from tide_lm.run.directory import check_exists
@@ -51,6 +51,7 @@ def command(
     from tide_lm.model.opened import open_model
 
     opened = open_model(model, counts=counts, memory=memory, device=device, writes=False)
+    say_checkpoint(opened)
     base = None if compare is None else open_model(compare, counts=counts, device=device, writes=False)
     explorer = Explorer(opened, base, results or opened.run, counts)
     page = build(explorer)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tide_lm.cli.opening import check_residence, tide_run
+from tide_lm.cli.opening import check_residence, say_checkpoint, tide_run
 from tide_lm.cli.options import AsJson, Device, Memory, Model, print_reads, usage_errors
 from tide_lm.cli.output import print_json, print_next
 from tide_lm.cli.progress import working
@@ -49,6 +49,7 @@ def command(
     with usage_errors():
         sampling = Sampling(temperature, top_k, top_p, seed)
     opened = open_model(model, memory=memory, device=device)
+    say_checkpoint(opened)
     with working(f"Loading {model}"):
         if opened.model.device.type == "cuda" and fits_engine(opened.config):
             opened.model.bfloat16()

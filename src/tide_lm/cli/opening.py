@@ -97,4 +97,12 @@ def open_to_measure(
     with working(f"Opening {model}"):
         from tide_lm.model.opened import open_model
 
-        return open_model(model, counts=counts, run=run, memory=memory, **options)
+        opened = open_model(model, counts=counts, run=run, memory=memory, **options)
+    say_checkpoint(opened)
+    return opened
+
+
+def say_checkpoint(opened: "OpenedModel") -> None:
+    """Say which checkpoint stands for a run that has not ended."""
+    if opened.newest is not None:
+        typer.echo(f"{opened.path} has not ended: this is its checkpoint of step {opened.newest:,}", err=True)

@@ -84,7 +84,10 @@ def command(
 
 
 def _print_dry_run(result: dict[str, Any]) -> None:
-    settings = list(flat(result["config"]).items())
+    settings = [
+        (name, f"{value:.6g}" if isinstance(value, float) else value)
+        for name, value in flat(result["config"]).items()
+    ]
     print_table("Settings", ["setting", "value"], settings, numbers=False)
     each = f" of each of {result['processes']} processes" if result["processes"] > 1 else ""
     costs = [

@@ -41,6 +41,8 @@ class Part:
 
 def parts(source: str, text_field: str = "text") -> list[Part]:
     """Return the parts of a built-in text, `hf:DATASET[:CONFIG]`, or a file, folder or glob, in order."""
+    if not source:
+        raise ValueError("the source is empty: name a file, a folder or a built-in text")
     if source in BUILT_IN:
         if (path := Path(source).absolute()).exists():
             raise ValueError(

@@ -91,7 +91,9 @@ def write_texts(opened: OpenedModel, found: Mapping[str, Any]) -> Path:
     """Write what was found to results/perplexity.json, beside what it has of the same model's other texts."""
     try:
         before = json.loads(opened.result("perplexity").read_text(encoding="utf-8"))
-        earlier = before["texts"] if are_one(before["subject"]["model"], opened.path) else {}
+        subject = before["subject"]
+        same = are_one(subject["model"], opened.path) and subject.get("tokens") == opened.tokens
+        earlier = before["texts"] if same else {}
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
         earlier = {}
     made = {name: {**text, "provenance": provenance()} for name, text in found.items()}

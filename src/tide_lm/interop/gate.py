@@ -14,6 +14,8 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from tide_lm.spec.names import suggestion
+
 CHAT = Path(__file__).with_name("chat.jinja")  # for tokenizers without a template
 _CHAT_STOP = ["\nUser:"]
 _LARGEST = 32 << 20  # bytes of a request
@@ -40,7 +42,8 @@ class RequestError(ValueError):
 
 
 def error_body(text: str, status: int) -> dict[str, Any]:
-    """Return an error in the form of the OpenAI API."""
+    """Return an error in the form of the OpenAI API, without the places in files that the text ends in."""
+    text = text.partition('File "')[0].rstrip() or "the server failed, and its log says where"
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": text, "type": kind, "code": status, "param": None}}
 
@@ -49,7 +52,12 @@ class Gate:
     """An ASGI application around that of transformers, which serves the model of one folder."""
 
     def __init__(self, app: Any, folder: str, names: list[str]) -> None:
+        from transformers.cli.serving.chat_completion import TransformersCompletionCreateParamsStreaming
+        from transformers.cli.serving.completion import TransformersTextCompletionCreateParams
+
         self.app, self.folder, self.names = app, folder, names
+        posted = (TransformersTextCompletionCreateParams, TransformersCompletionCreateParamsStreaming)
+        self.fields = {path: [*kind.__annotations__] for path, kind in zip(_POSTED, posted, strict=True)}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         self.positions = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 20
@@ -72,7 +80,9 @@ class Gate:
                 body = await _read(receive)
                 stops = self._check(scope["path"], body)
                 again = _replay(json.dumps(body).encode(), receive)
-                headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
+                about_body = (b"content-length", b"content-type")  # which plain curl calls a form
+                headers = [pair for pair in scope["headers"] if pair[0] not in about_body]
+                headers.append((b"content-type", b"application/json"))
                 await self.app({**scope, "headers": headers}, again, self._named(send, Stops(stops)))
             else:
                 there = ", ".join(("GET /v1/models", "GET /health", *(f"POST {path}" for path in _POSTED)))
@@ -107,9 +117,11 @@ class Gate:
             raise RequestError("max_tokens and seed must be whole numbers")
         for name, only in _ONLY.items():
             if body.pop(name, None) not in (None, only):
-                raise RequestError(
-                    f"{name} does nothing on this server, which gives one answer: leave it out"
-                )
+                why = ", which gives one answer" if name in ("n", "best_of") else ""
+                raise RequestError(f"{name} does nothing on this server{why}: leave it out")
+        for name in sorted(body.keys() - self.fields[path]):
+            near = suggestion(name[:40], self.fields[path], "leave it out")
+            raise RequestError(f"{name!r:.40} is no field of {path}: {near}")
         count = self._count_chat(body) if path == "/v1/chat/completions" else self._count_prompt(body)
         room = self.positions - count
         if not count:
@@ -201,7 +213,7 @@ class Gate:
             is_stream = start["headers"][b"content-type"].startswith(b"text/event-stream")
             if is_stream:
                 body = stops.cut_events(body)
-            elif stops.words:
+            elif stops.words and body:
                 body = stops.cut_answer(body)
             if is_stream and not message.get("more_body"):
                 body += b"data: [DONE]\n\n"

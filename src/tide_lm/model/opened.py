@@ -57,6 +57,7 @@ class OpenedModel:
 
     `owner` is the run that trained it, and `run` the folder whose results/ it fills: usually the same.
     `sequence` and `data` describe its training, `step` and `tokens` its checkpoint, where they are known.
+    A run that has not ended opens as its newest checkpoint, and `newest` is the step of that one.
     """
 
     name: str
@@ -71,6 +72,7 @@ class OpenedModel:
     data: Path | None = None
     step: int | None = None
     tokens: int | None = None
+    newest: int | None = None
     device: str | None = None
 
     @cached_property
@@ -220,6 +222,7 @@ def open_model(
         data=data,
         step=state.get("step") if step is not None else None,
         tokens=state.get("tokens"),
+        newest=state.get("step") if step is None else None,
         device=device,
     )
 
@@ -289,8 +292,8 @@ def _whole_checkpoint(run: Path, step: int | None) -> Path:
         raise ValueError(f"{run} has no checkpoint of step {step}: it has {', '.join(map(str, found))}")
     path = checkpoint.at(folder, step)
     if fault := checkpoint.find_fault(path):
-        others = ", ".join(str(other) for other in found if other != step)
-        choice = f"choose step {others}, or train again" if others else "there is no other, so train again"
+        others = " or ".join(str(checkpoint.at(folder, other)) for other in found if other != step)
+        choice = f"give {others}, or train again" if others else "there is no other, so train again"
         raise checkpoint.DamagedCheckpointError(f"{path} is damaged ({fault}): {choice}")
     return path
 

@@ -95,11 +95,11 @@ def _layer_drop(result: Result) -> str | None:
     without = text["without_any"] / text["full"]
     if without <= 1:
         return f"without memory, perplexity on {name} is not higher: the tables do not help there"
+    said = f"without memory in all layers, perplexity on {name} is {without:,.2f} times as high"
     layer = max(range(len(text["change"])), key=text["change"].__getitem__)
-    return (
-        f"without memory in all layers, perplexity on {name} is {without:,.2f} times as high; of single "
-        f"layers, {layer} matters most ({percent(text['change'][layer])})"
-    )
+    if text["change"][layer] <= 0:
+        return f"{said}; without it in any single layer it is not higher"
+    return f"{said}; of single layers, {layer} matters most ({percent(text['change'][layer])})"
 
 
 def _distances(result: Result) -> str | None:

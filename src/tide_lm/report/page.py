@@ -28,8 +28,8 @@ def write_report(
 ) -> Path:
     """Write the page of these runs; the others are compared with the first.
 
-    What is damaged is left out, and `warn` is called with the reason. With `reload`, the page loads itself
-    again after so many seconds.
+    What is damaged or stale is left out, and `warn` is called with the reason. With `reload`, the page loads
+    itself again after so many seconds.
     """
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name the file to write, as in {out / 'index.html'}")
@@ -39,7 +39,7 @@ def write_report(
     make_folder(out.parent)
     write_atomically(out, page)
     for run in opened:
-        for reason in run.damaged.values():
+        for reason in run.left_out:
             warn(reason)
     return out
 
@@ -76,7 +76,7 @@ def render(runs: Sequence[Run], log: Callable[[str], None] = lambda line: None, 
         figures=sorted(FIGURES.values(), key=_place),
         shown=shown,
         missing=missing,
-        damaged=[reason for run in runs for reason in run.damaged.values() if reason not in told],
+        left_out=[reason for run in runs for reason in run.left_out if reason not in told],
         elsewhere=paper.ELSEWHERE,
         origins=overview.origins(runs),
         not_measured=NOT_MEASURED,

@@ -41,8 +41,9 @@ class MissingError(ValueError):
 class Run:
     """One run, under a name no other has, at its place among those compared.
 
-    `results` are the sound ones by name, and `damaged` says what cannot be read of results and metrics.
-    `metrics` is what the trainer logged, in order. A model that was not trained here has no `config`.
+    `results` are the sound ones by name; `damaged` says what cannot be read of results and metrics, and
+    `stale` which results are of an earlier checkpoint. `metrics` is what the trainer logged, in order. A
+    model that was not trained here has no `config`.
     """
 
     path: Path
@@ -52,9 +53,15 @@ class Run:
     metrics: list[dict[str, Any]]
     config: RunConfig | None
     damaged: dict[str, str] = field(default_factory=dict)
+    stale: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return why each file that is damaged or stale is left out, and what to do."""
+        return [*self.damaged.values(), *self.stale.values()]
 
     def refuse_damage(self, *names: str) -> None:
         for name in names:
@@ -64,6 +71,8 @@ class Run:
     def result(self, what: str) -> dict[str, Any]:
         """Return one result; raise MissingError if it cannot be read."""
         self.refuse_damage(what)
+        if what in self.stale:
+            raise MissingError(self.stale[what])
         if what not in self.results:
             raise MissingError(f"{self.path} has no results/{what}.json: {self.cure(what)}")
         return self.results[what]
@@ -166,7 +175,36 @@ def open_run(path: Path, name: str, place: int = 0) -> Run:
         run.metrics.extend(_read_metrics(RunDirectory(path).metrics))
     except ValueError as error:
         run.damaged["metrics"] = str(error)
+    _leave_out_stale(run)
     return run
+
+
+def _leave_out_stale(run: Run) -> None:
+    """Leave out the results of a run that were measured before its newest checkpoint."""
+    reached = _tokens_reached(run)
+    for what, result in list(run.results.items()):
+        subject = result.get("subject", {})
+        tokens = subject.get("tokens")
+        if tokens is None or subject.get("step") is not None or tokens >= reached:
+            continue
+        del run.results[what]
+        maker = run.maker(what).removesuffix(" --text FILE")  # the run's own text will do
+        run.stale[what] = (
+            f"{run.path}/results/{what}.json was measured at {tokens:,} of {reached:,} tokens: run `{maker}` "
+            "again"
+        )
+
+
+def _tokens_reached(run: Run) -> int:
+    """Return the tokens of the last record, or of the newest checkpoint of a run that has not ended.
+
+    After its newest checkpoint, such a run has no weights that can be measured.
+    """
+    folder = RunDirectory(run.path)
+    steps = [int(path.name) for path in folder.checkpoints.glob("[0-9]*") if path.name.isdigit()]
+    newest = max(steps, default=None) if not folder.export.is_dir() else None
+    records = (line for line in run.metrics if newest is None or line["step"] <= newest)
+    return max((line["tokens"] for line in records), default=0)
 
 
 def _refuse(constant: str) -> None:

@@ -26,6 +26,7 @@ _LOSSES = {"loss": NUMBER, "tokens": int, **_BY_DECILE}
 _WINDOWS = _each(int, "bytes", "window", "stride")
 _PROVENANCE = {"provenance?": {"machine?": {"gpus?": (None, [str])}, "versions?": dict}}
 _PERPLEXITIES = _each(NUMBER_OR_NULL, "perplexity", "word_perplexity", "bits_per_byte")
+_SUBJECT = {"model?": str, **_each(int | None, "step?", "tokens?")}
 _TASK = {"score": NUMBER_OR_NULL, "stderr": NUMBER_OR_NULL, "metric": str, "samples": int, "split": str}
 _SPREAD = {"ids": int, "mean": NUMBER_OR_NULL, "deviation": NUMBER_OR_NULL, "histogram": [NUMBER, "bins"]}
 _UPDATES = {"ids": int, **_each(NUMBER, "frequency", "expected_updates", "occurrences", "ratio_bound")}
@@ -96,7 +97,7 @@ SCHEMAS: dict[str, dict] = {
 
 def check_result(name: str, result: Any) -> None:
     """Raise ValueError if a result is not as the commands write it."""
-    check(result, {"subject?": {"model?": str}, **_PROVENANCE, **SCHEMAS.get(name, {})}, name, {})
+    check(result, {"subject?": _SUBJECT, **_PROVENANCE, **SCHEMAS.get(name, {})}, name, {})
 
 
 def check(value: Any, shape: Any, where: str, known: dict[str, Any]) -> None:

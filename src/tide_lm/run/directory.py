@@ -151,9 +151,12 @@ class RunDirectory:
                 pass
 
     def check_free(self, resume: bool) -> None:
-        """Check that the folder is free, or holds a run that is to be resumed."""
-        if not resume and (self.config.exists() or any(self.checkpoints.glob("[0-9]*"))):
+        """Check that a run that is not to be resumed finds no other, and no results of another model."""
+        if resume:
+            return
+        if self.config.exists() or any(self.checkpoints.glob("[0-9]*")):
             raise ValueError(f"{self.path} holds a run already: add --resume, or choose another --run")
+        check_results(self.path, str(self.path))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -201,7 +201,7 @@ class RunConfig:
         if self.optim.warmup_steps * 2 > self.train.steps:
             raise ValueError(
                 f"optim.warmup_steps is {self.optim.warmup_steps:,} and train.steps is {self.train.steps:,}: "
-                f"warm up for at most half of the run, {self.train.steps // 2:,}"
+                f"warm up for at most half of the run, with optim.warmup_steps={self.train.steps // 2}"
             )
         if self.train.parts != "all" and not self.model.start:
             raise ValueError(

@@ -54,7 +54,8 @@ def build_config(settings: ModelSection, sequence: int, manifest: Manifest) -> T
                 f"data.sequence is {sequence}, and {settings.name} has only "
                 f"{shape.max_position_embeddings} positions: lower data.sequence"
             )
-        return TideConfig.from_pretrained(settings.start, num_memory_blocks=shape.num_memory_blocks)
+        values, _ = TideConfig.get_config_dict(settings.start)  # without a warning for a Llama's
+        return TideConfig.from_dict(values, num_memory_blocks=shape.num_memory_blocks)
     return TideConfig(
         **settings.to_transformers()
         | {

@@ -35,6 +35,7 @@ def dry_run(config: RunConfig, processes: int = 1, done: int = 0) -> dict[str, A
     if processes > 1:
         config.check_processes(processes)
     inputs = open_inputs(config.data, config.model)
+    first_batch = _first_batch(config, inputs)  # a batch that is too large is refused before all else
     shape = config.model.shape()
     parameters = estimate.count_parameters(shape)
     batch_tokens = config.train.batch * config.data.sequence
@@ -50,7 +51,7 @@ def dry_run(config: RunConfig, processes: int = 1, done: int = 0) -> dict[str, A
         "epochs": round(config.train.steps * batch_tokens / len(inputs.train), 3),
         "time": _time(config, processes, config.train.steps - done),
         "doubts": doubts(config, inputs.manifest),
-        "first_batch": _first_batch(config, inputs),
+        "first_batch": first_batch,
     }
 
 

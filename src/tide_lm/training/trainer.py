@@ -166,6 +166,8 @@ class Trainer:
             self.log(f"{start} has no tokenizer: the tokenizer of the data is assumed to be the model's")
         if self.model.model.memory is not None:
             self.log(f"tables: {self.config.table_policy}")
+        elif start:
+            self.log(f"{start} has no memory, so a base is trained: `tide-lm upcycle` adds tables")
         if settings.parts != "all":
             self.log(f"only the memory is trained: all other weights of {start} stay as they are")
 
