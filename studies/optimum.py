@@ -33,8 +33,10 @@ from tide_lm.data.shards import Manifest, TokenSplit
 from tide_lm.run import files
 from tide_lm.run.provenance import write_record
 from tide_lm.run.settings import RunConfig
+from tide_lm.spec import presets
+from tide_lm.spec.estimate import count_parameters
 
-SIZE, LAYER_PARAMETERS, TOKENS_PER_PARAMETER = "6m", 5_902_336, 20
+TOKENS_PER_PARAMETER = 20
 
 FAST_EMBEDDING = "fast-embedding"
 _FFN = "model.intermediate_size"
@@ -84,19 +86,30 @@ ARMS = {
     "narrow gate": Arm("narrow-gate", "narrow gate, pairs", 8, _IN_VALUES),
     "row gates": Arm("row-gates", "gates for rows, convolution, pairs", 8, _IN_VALUES),
 }
-_NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\d.]+)*)")
+_NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\w.]+)*)")
+
+
+def layer_parameters(size: str) -> int:
+    """The parameters of the base's layers."""
+    model = presets.get(f"base-{size}").model
+    return count_parameters(model).backbone - (model.vocab_size + 1) * model.hidden_size
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One run of an arm; `tokens` are for each parameter of the base's layers."""
+    """One run of an arm; `tokens` are for each parameter of the base's layers, and 0 is the size's batch."""
 
     arm: str
     rate: float
-    batch: int = SIZES[SIZE].batch
+    size: str = "6m"
+    batch: int = 0
     seed: int = 0
     tokens: float = TOKENS_PER_PARAMETER
     warmup: float = 0.1
+    beta2: float = 0.95
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch", self.batch or SIZES[self.size].batch)
 
     @classmethod
     def named(cls, name: str) -> "Tuned":
@@ -104,7 +117,8 @@ class Tuned:
         found = _NAME.fullmatch(name)
         if found is None or found["arm"] not in ARMS:
             raise ValueError(f"{name!r} names no run: write ARM, RATE with ARM one of {', '.join(ARMS)}")
-        kinds: dict[str, Callable[[str], Any]] = {"batch": int, "seed": int, "tokens": float, "warmup": float}
+        kinds: dict[str, Callable[[str], Any]] = {"size": str, "batch": int, "seed": int}
+        kinds |= {"tokens": float, "warmup": float, "beta2": float}
         more = dict(part.split(" ") for part in found["more"].split(", ")[1:])
         if unknown := [key for key in more if key not in kinds]:
             raise ValueError(f"{name!r} sets {unknown[0]!r}: set {', '.join(kinds)}")
@@ -112,28 +126,27 @@ class Tuned:
 
     @property
     def slug(self) -> str:
-        name = f"{SIZE} {self.arm} rate {self.rate:g} batch {self.batch} seed {self.seed}"
-        name += f" tokens {self.tokens:g} warmup {self.warmup:g}"
+        name = f"{self.size} {self.arm} rate {self.rate:g} batch {self.batch} seed {self.seed}"
+        name += f" tokens {self.tokens:g} warmup {self.warmup:g} beta2 {self.beta2:g}"
         return re.sub(r"[^a-z0-9.]+", "-", name)
 
     def _run(self, settings: Mapping[str, Any]) -> Run:
         arm = ARMS[self.arm]
-        return Run(arm.model, arm.of_recipe, SIZE, arm.k, self.seed, settings)
+        return Run(arm.model, arm.of_recipe, self.size, arm.k, self.seed, settings)
 
     @property
     def row_lazy(self) -> bool:
         return self._run({}).row_lazy
 
     def config(self, data: Path, gpu: bool) -> RunConfig:
-        """The settings, for one pass over the text or less."""
-        arm, sequence = ARMS[self.arm], SIZES[SIZE].sequence
-        steps = int(self.tokens * LAYER_PARAMETERS / (sequence * self.batch))
-        steps = min(steps, (len(TokenSplit(data, "train")) - 1) // (sequence * self.batch))
+        arm, sequence = ARMS[self.arm], SIZES[self.size].sequence
+        steps = int(self.tokens * layer_parameters(self.size) / (sequence * self.batch))
         settings = {
             "optim.max_lr": self.rate,
             "optim.min_lr": self.rate / 10,
             "optim.warmup_lr": self.rate / 100,
             "optim.warmup_steps": int(steps * self.warmup),
+            "optim.beta2": self.beta2,
             "train.steps": steps,
             "train.batch": self.batch,
             "train.validate_every": -(-steps // 4),
@@ -181,11 +194,11 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
         "name": run.arm,
         "model": arm.model,
         "recipe": arm.recipe,
-        "size": SIZE,
+        "size": run.size,
         "k": arm.k,
         "seed": run.seed,
         "tokens": tokens,
-        "tokens_per_parameter": round(tokens / LAYER_PARAMETERS, 2),
+        "tokens_per_parameter": round(tokens / layer_parameters(run.size), 2),
         "passes": round(tokens / len(TokenSplit(data, "train")), 3),
         "peak_rate": run.rate,
         "batch": run.batch,
@@ -255,24 +268,32 @@ def collect(kept: Path, out: Path) -> int:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, one per line, by arm, tokens, batch, warm-up, rate and seed."""
+    """The records of a file, one per line, by size, arm, tokens, batch, warm-up, beta2, rate and seed."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return sorted(
-        records, key=lambda r: (r["name"], r["tokens"], -r["batch"], -r["warmup"], r["peak_rate"], r["seed"])
-    )
+    return sorted(records, key=_order)
 
 
-def best_losses(records: Sequence[Mapping[str, Any]], arm: str) -> dict[int, float]:
-    """The loss of an arm by its tokens: at the rate that is best there, the mean over its seeds.
+def _order(r: Mapping[str, Any]) -> tuple[Any, ...]:
+    schedule = -r["batch"], -r["warmup"], beta2(r), r["peak_rate"]
+    return list(SIZES).index(r["size"]), r["name"], r["tokens"], *schedule, r["seed"]
+
+
+def beta2(record: Mapping[str, Any]) -> float:
+    """How long the optimiser remembers squares."""
+    return float(record["config"]["optim"]["beta2"])
+
+
+def best_losses(records: Sequence[Mapping[str, Any]], arm: str, size: str = Tuned.size) -> dict[int, float]:
+    """The loss of an arm by its tokens: at the rate and beta2 that are best there, the mean over its seeds.
 
     A rate at which a seed was not finite does not count.
     """
-    usual = arm, Tuned.batch, Tuned.warmup
-    losses = defaultdict[int, dict[float, list[float]]](lambda: defaultdict(list))
+    usual = arm, size, SIZES[size].batch, Tuned.warmup
+    losses = defaultdict[int, dict[tuple[float, float], list[float]]](lambda: defaultdict(list))
     for record in records:
-        if (record["name"], record["batch"], record["warmup"]) == usual:
+        if (record["name"], record["size"], record["batch"], record["warmup"]) == usual:
             loss = math.inf if record["val_loss"] is None else record["val_loss"]
-            losses[record["tokens"]][record["peak_rate"]].append(loss)
+            losses[record["tokens"]][record["peak_rate"], beta2(record)].append(loss)
     best = {tokens: min(map(fmean, rates.values())) for tokens, rates in sorted(losses.items())}
     return {tokens: loss for tokens, loss in best.items() if math.isfinite(loss)}
 
@@ -290,16 +311,17 @@ def tokens_needed(losses: Mapping[int, float], loss: float) -> float | None:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Write all runs as a Markdown table, with validation losses."""
-    head = "| arm | tokens per parameter | batch | warm-up | peak rate | seed | loss | rarest | commonest |"
-    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
+    columns = "size", "arm", "tokens per parameter", "batch", "warm-up", "beta2", "peak rate", "seed"
+    columns += "loss", "rarest", "commonest"
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for r in records:
         shown = "not finite | |"
         if r["val_loss"] is not None:
             losses = (r["val_loss"], r["loss_by_decile"][0], r["loss_by_decile"][-1])
             shown = " | ".join(f"{loss:.3f}" for loss in losses)
         lines.append(
-            f"| {r['name']} | {r['tokens_per_parameter']:g} | {r['batch']} | {r['warmup']:g} "
-            f"| {r['peak_rate']:g} | {r['seed']} | {shown} |"
+            f"| {r['size']} | {r['name']} | {r['tokens_per_parameter']:g} | {r['batch']} | {r['warmup']:g} "
+            f"| {beta2(r):g} | {r['peak_rate']:g} | {r['seed']} | {shown} |"
         )
     return "\n".join(lines)
 
@@ -359,7 +381,7 @@ def collect_records(
 @app.command()
 def show(
     records: Annotated[Path, typer.Argument(help="What `collect` wrote.")] = Path(
-        "results/study/rates-6m.jsonl"
+        "results/study/optimum.jsonl"
     ),
 ) -> None:
     """Print all runs, and the tokens that each arm saves at the loss of the base with most tokens."""

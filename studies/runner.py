@@ -1,6 +1,7 @@
 """One run of the study: train, evaluate and diagnose it, and keep all but its weights."""
 
 import gc
+import os
 import shutil
 import signal
 import subprocess
@@ -113,12 +114,16 @@ def run_all(plan: Iterable[Run], places: Places, minutes: float, log: Callable[[
 
 
 def side_by_side(processes: int, command: list[str], logs: Path, log: Callable[[str], None]) -> int:
-    """Run a command several times at once, and return the worst exit status."""
+    """Run a command several times at once, and return the worst exit status.
+
+    Each has one thread on the CPU unless OMP_NUM_THREADS says more: threads of several slow each other down.
+    """
     logs.mkdir(parents=True, exist_ok=True)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     workers = []
     for number in range(processes):
         with (logs / f"process-{number}.log").open("ab") as file:
-            workers.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+            workers.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment))
     log(f"{processes} processes write to {logs}/process-*.log")
 
     def pass_on(number: int, _: object) -> None:

@@ -8,7 +8,7 @@ import torch
 from studies.controls import CONTROLS, builder
 from studies.designs import DESIGNS, Split, stem_columns
 from studies.nulls import NULLS, Pairs, Reinjected, ShortConvolution
-from studies.optimum import ARMS, LAYER_PARAMETERS, SIZE
+from studies.optimum import ARMS, Tuned, layer_parameters
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run.settings import RunConfig, TrainSection
 from tide_lm.training.build import build_config
@@ -47,7 +47,7 @@ def base(**changes):
 
 def of_arm(name):
     arm = ARMS[name]
-    preset = f"tide-{arm.k}e-{SIZE}" if arm.k else f"base-{SIZE}"
+    preset = f"tide-{arm.k}e-{Tuned.size}" if arm.k else f"base-{Tuned.size}"
     settings = {"recipe": arm.of_recipe, "model.preset": preset, **arm.settings}
     config = RunConfig.load(None, [f"{key}={value}" for key, value in settings.items()])
     shape = build_config(config.model, config.data.sequence, SimpleNamespace(bos_token_id=0, eos_token_id=1))
@@ -62,19 +62,19 @@ def test_an_arm_has_tides_tables_and_as_much_in_its_layers(name):
     assert tables == (8 * 32_768 * 256 if ARMS[name].k else 0)
     layers = sum(weight.numel() for weight in model.model.layers.parameters())
     if name not in OTHER_COMPUTE:
-        assert layers == pytest.approx(LAYER_PARAMETERS, rel=0.02)
+        assert layers == pytest.approx(layer_parameters(Tuned.size), rel=0.02)
 
 
 def test_larger_bases_have_twice_the_layers_and_as_many_parameters_as_tide():
     doubled = sum(weight.numel() for weight in of_arm("base doubled").model.layers.parameters())
-    assert doubled == pytest.approx(2 * LAYER_PARAMETERS, rel=0.01)
+    assert doubled == pytest.approx(2 * layer_parameters(Tuned.size), rel=0.01)
     assert of_arm("base dense").num_parameters() == pytest.approx(of_arm("best").num_parameters(), rel=0.001)
 
 
 def test_stem_as_published_has_fewer_parameters_in_its_layers():
     """Those of three up projections, nearly."""
     layers = sum(weight.numel() for weight in of_arm("stem").model.layers.parameters())
-    assert layers == pytest.approx(LAYER_PARAMETERS - 3 * 256 * 704, rel=0.01)
+    assert layers == pytest.approx(layer_parameters(Tuned.size) - 3 * 256 * 704, rel=0.01)
 
 
 @pytest.mark.parametrize("name", DESIGNS)
@@ -187,7 +187,7 @@ def test_a_gate_weighs_rows_as_an_even_router_does_where_nothing_is_near():
 
 
 def test_stem_shares_all_columns_out_among_a_third_of_the_layers():
-    shape = TideConfig.from_preset(f"tide-8e-{SIZE}")
+    shape = TideConfig.from_preset(f"tide-8e-{Tuned.size}")
     assert stem_columns(shape) == {1: (0, 680), 4: (680, 1360), 6: (1360, 2048)}
 
 

@@ -11,7 +11,8 @@ import torch
 
 from studies import optimum, test_split
 from studies.nulls import Pairs, PairsConfig, Reinjected, ReinjectedConfig, embedding_as_table
-from studies.optimum import Tuned, best_losses, read, tokens_needed
+from studies.optimum import Tuned, best_losses, beta2, read, tokens_needed
+from tide_lm.model import TideConfig, TideForCausalLM
 
 SIZES = {
     "vocab_size": 53,
@@ -29,16 +30,19 @@ def test_a_name_says_all_that_differs():
     assert run.slug != Tuned.named("best, 0.004, batch 32").slug
     with pytest.raises(ValueError, match=r"worst, 0\.004.*ARM one of base"):
         Tuned.named("worst, 0.004")
-    with pytest.raises(ValueError, match=r"'speed': set batch"):
+    with pytest.raises(ValueError, match=r"'speed': set size, batch"):
         Tuned.named("best, 0.004, speed 3")
 
 
-def test_rates_follow_the_peak_and_no_run_reads_a_text_twice(prepared):
-    run = Tuned.named("base, 0.008, batch 2")
-    config = run.config(prepared, gpu=False)
+def test_rates_follow_the_peak_and_tokens_the_layers(prepared):
+    config = Tuned.named("base, 0.008, beta2 0.99, tokens 2").config(prepared, gpu=False)
     assert (config.optim.max_lr, config.optim.min_lr, config.optim.warmup_lr) == (0.008, 0.0008, 0.00008)
-    tokens = sum(shard.tokens for shard in optimum.Manifest.read(prepared).splits["train"])
-    assert 0 < tokens - config.train.steps * 2 * config.data.sequence <= 2 * config.data.sequence + 1
+    assert config.optim.beta2 == 0.99
+    for size in ("6m", "small"):
+        train = Tuned.named(f"base, 0.008, size {size}, tokens 2").config(prepared, gpu=False).train
+        layers = TideForCausalLM(TideConfig.from_preset(f"base-{size}")).model.layers
+        parameters = sum(weight.numel() for weight in layers.parameters())
+        assert 0 <= 2 * parameters - 512 * train.batch * train.steps < 512 * train.batch
 
 
 def test_tokens_to_a_loss_are_read_off_a_line_over_their_logarithm():
@@ -50,20 +54,24 @@ def test_tokens_to_a_loss_are_read_off_a_line_over_their_logarithm():
 
 
 def test_an_arm_counts_at_its_best_rate_with_the_mean_of_its_seeds():
-    def record(rate, loss, seed=0, batch=64, name="base", warmup=0.1):
-        run = {"name": name, "batch": batch, "tokens": 9, "peak_rate": rate, "seed": seed, "warmup": warmup}
-        return {**run, "val_loss": loss}
+    def record(rate, loss, seed=0, batch=64, name="base", warmup=0.1, beta2=0.95, size="6m"):
+        run = {"name": name, "size": size, "batch": batch, "tokens": 9, "peak_rate": rate, "seed": seed}
+        return {**run, "warmup": warmup, "config": {"optim": {"beta2": beta2}}, "val_loss": loss}
 
     records = [record(1, 4.0), record(1, 4.2, seed=1), record(2, 4.5), record(2, None, seed=1)]
     records += [record(1, 3.0, batch=32), record(1, 3.0, name="best"), record(1, 3.0, warmup=0.05)]
+    records += [record(1, 4.3, beta2=0.99), record(1, 3.0, size="small", batch=32)]
     assert best_losses(records, "base") == {9: pytest.approx(4.1)}
 
 
 def test_the_runs_that_are_kept_are_all_of_arms_and_named_once():
-    records = read(Path(optimum.__file__).parents[1] / "results" / "study" / "rates-6m.jsonl")
+    records = read(Path(optimum.__file__).parents[1] / "results" / "study" / "optimum.jsonl")
     assert {record["name"] for record in records} <= optimum.ARMS.keys()
     keys = [
-        tuple(record[key] for key in ("name", "tokens", "batch", "warmup", "peak_rate", "seed"))
+        (
+            *(record[key] for key in ("size", "name", "tokens", "batch", "warmup", "peak_rate", "seed")),
+            beta2(record),
+        )
         for record in records
     ]
     assert len(set(keys)) == len(keys)
