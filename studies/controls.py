@@ -1,8 +1,7 @@
 """Controls: other uses of the parameters of TIDE's tables.
 
 Each control has the K tables of TIDE, of V x D numbers each. Those with tables of their own for each layer
-have one a layer, so that K is the number of layers. TIDE with `memory_own_block` is a control as well, and
-not here. Shapes as in tide_lm.model.
+have one a layer, so that K is the number of layers. Shapes as in tide_lm.model.
 """
 
 from collections.abc import Callable
@@ -16,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaModel
 
+from studies.extensions import GatedLayer, MemoryGate, OwnBlockLayer
 from tide_lm.model import EmbeddingMemory, Memory, TideConfig, TideDecoderLayer, TideForCausalLM, TideModel
 from tide_lm.model.checks import checked_layers
 from tide_lm.model.extensions import extended
-from tide_lm.model.gate import MemoryGate
 from tide_lm.model.memory import LayerMemory
 from tide_lm.model.tide import MemoryNorm
 from tide_lm.model.values import RowInValues
@@ -195,6 +194,42 @@ class InputAndValues(TideForCausalLM):
     decoder_class = InputAndValuesModel
 
 
+@strict
+class LayerRouterConfig(TideConfig):
+    model_type = "tide-layer-router"
+
+
+class LayerRouterModel(TideModel):
+    @classmethod
+    def layer_class(cls, config: TideConfig) -> type[nn.Module]:
+        return extended(OwnBlockLayer, config)
+
+
+class LayerRouter(TideForCausalLM):
+    """TIDE whose layers weigh one table each against the null bank. Fewer tables than layers are shared."""
+
+    config_class = LayerRouterConfig
+    decoder_class = LayerRouterModel
+
+
+@strict
+class GatedConfig(TideConfig):
+    model_type = "tide-gated"
+
+
+class GatedModel(TideModel):
+    @classmethod
+    def layer_class(cls, config: TideConfig) -> type[nn.Module]:
+        return extended(GatedLayer, config)
+
+
+class Gated(TideForCausalLM):
+    """TIDE whose layers gate what they mix."""
+
+    config_class = GatedConfig
+    decoder_class = GatedModel
+
+
 _OF_ITS_KIND = {"auto_map", "model_type", "transformers_version"}
 
 
@@ -212,9 +247,12 @@ _KINDS = {
     "input-only": InputOnly,
     "wide-input": WideInput,
     "layer-tables": LayerTables,
+    "layer-router": LayerRouter,
     "layer-tables-and-values": LayerTables,
+    "layer-router-and-values": LayerRouter,
     "value-tables": ValueTables,
     "input-and-values": InputAndValues,
+    "gated": Gated,
 }
 for _kind in _KINDS.values():
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 
 from studies.controls import builder, narrower_ffn
+from studies.extensions import MemoryGateNorm
 from studies.nulls import Pairs, PairsConfig, PairsModel, ShortConvolution, hashed
 from tide_lm.model import EmbeddingMemory, Memory, MemoryRouter, TideConfig, TideDecoderLayer, TideForCausalLM
 from tide_lm.model.extensions import extended
-from tide_lm.model.gate import MemoryGateNorm
 from tide_lm.model.initialisation import draw_table
 from tide_lm.model.memory import LayerMemory
 from tide_lm.model.tide import TideModel

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from studies.controls import builder
+from studies.controls import GatedModel, builder
 from tide_lm.model import EmbeddingMemory, Memory, TideConfig, TideForCausalLM, TideModel
 from tide_lm.model.values import ValueAttention
 
@@ -158,7 +158,23 @@ class Pairs(TideForCausalLM):
     decoder_class = PairsModel
 
 
-for _kind in (Reinjected, Pairs):
+@strict
+class GatedPairsConfig(PairsConfig):
+    model_type = "tide-gated-pairs"
+
+
+class GatedPairsModel(GatedModel, PairsModel):
+    pass
+
+
+class GatedPairs(TideForCausalLM):
+    """Pairs whose layers gate what they mix."""
+
+    config_class = GatedPairsConfig
+    decoder_class = GatedPairsModel
+
+
+for _kind in (Reinjected, Pairs, GatedPairs):
     AutoConfig.register(_kind.config_class.model_type, _kind.config_class, exist_ok=True)
     AutoModelForCausalLM.register(_kind.config_class, _kind, exist_ok=True)
 
@@ -167,4 +183,5 @@ NULLS = {
     "reinjected-and-values": builder(Reinjected, in_values=True),
     "reinjected-and-convolved": builder(Reinjected, in_values=True, convolved=True),
     "pairs": builder(Pairs, orders=[1, 2] * 4),
+    "gated-pairs": builder(GatedPairs, orders=[1, 2] * 4),
 }

@@ -40,7 +40,7 @@ TOKENS_PER_PARAMETER = 20
 
 FAST_EMBEDDING = "fast-embedding"
 _FFN = "model.intermediate_size"
-_GATE = {"model.memory_gate": "true", _FFN: 536}  # narrower by the gate's two matrices
+_FOR_GATE = {_FFN: 536}  # narrower by the gate's two matrices
 _UNTIED = {"model.tie_word_embeddings": "false"}
 _IN_VALUES = {SCALE: 5.0, VALUES: "true"}
 
@@ -61,7 +61,7 @@ ARMS = {
     "paper": Arm("tide", "paper", 8, of_recipe="paper"),
     "best": Arm("tide", "best", 8),
     "values x5": Arm("tide", "values x5", 8, {SCALE: 5.0}),
-    "gated": Arm("tide", "values x5, gated", 8, {SCALE: 5.0, **_GATE}),
+    "gated": Arm("gated", "values x5, gated", 8, {SCALE: 5.0, **_FOR_GATE}),
     "own tables": Arm(NARROW, "values x5", 8, {SCALE: 5.0}),
     "reinjected": Arm("reinjected", "paper", 0, of_recipe="paper"),
     "reinjected in values": Arm("reinjected-and-values", "paper", 0, of_recipe="paper"),
@@ -75,7 +75,7 @@ ARMS = {
     "stem equal": Arm("stem", "best, as much compute", 8, {_FFN: 856}),
     "stem paper": Arm("stem", "paper", 8, of_recipe="paper"),
     "pairs": Arm("pairs", "pairs", 8, _IN_VALUES),
-    "pairs gated": Arm("pairs", "pairs, gated", 8, _IN_VALUES | _GATE),
+    "pairs gated": Arm("gated-pairs", "pairs, gated", 8, _IN_VALUES | _FOR_GATE),
     "pairs and triples": Arm("pairs-and-triples", "pairs and triples", 8, _IN_VALUES),
     "pairs in values": Arm("split", "pairs and triples in values", 8, _IN_VALUES),
     "pairs one hash": Arm("pair-rows", "pairs by one hash", 8, _IN_VALUES),

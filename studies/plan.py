@@ -12,8 +12,7 @@ from tide_lm.spec.presets import PAPER_BLOCKS
 from tide_lm.spec.recipes import RECIPES
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
-VALUES, OWN = "model.memory_values", "model.memory_own_block"
-SCALE = "model.memory_value_scale"
+VALUES, SCALE = "model.memory_values", "model.memory_value_scale"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ SIZES = {
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
 OWN_BLOCK, GATED = "layer-router-and-values", "layer-tables-and-values"
 NARROW = "narrow-" + GATED
-ONE_A_LAYER = ("layer-router", OWN_BLOCK)  # of TIDE's own blocks
 VALUES_BY_RECIPE = (OWN_BLOCK, GATED, NARROW)  # other controls have rows in values anyway, or never
 HALF = "half the tokens, "  # before the recipe of a run with a schedule of its own for them
 
@@ -68,7 +66,7 @@ class Run:
     @property
     def row_lazy(self) -> bool:
         """Tell whether row-lazy AdamW trains the tables; otherwise the optimiser moves them as a whole."""
-        return self.model in ("base", "tide")
+        return self.model in ("base", "tide", "gated")
 
     def config(self, data: Path, gpu: bool) -> RunConfig:
         """Return the settings of one pass over the training text, or over the run's share of it."""
@@ -103,11 +101,8 @@ class Run:
         return RunConfig.load(None, [f"{name}={value}" for name, value in values.items()])
 
     def _of_model(self) -> Mapping[str, Any]:
-        if self.model in ("base", "tide"):
-            return {}
-        values = {} if self.model in VALUES_BY_RECIPE else {VALUES: _toml(False)}
-        own = {OWN: _toml(True)} if self.model in ONE_A_LAYER else {}
-        return {**values, **own}
+        by_recipe = self.row_lazy or self.model in VALUES_BY_RECIPE
+        return {} if by_recipe else {VALUES: _toml(False)}
 
 
 def _toml(value: bool) -> str:

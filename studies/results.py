@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tide_lm.run.directory import RunDirectory
 from tide_lm.run.provenance import provenance
 from tide_lm.run.settings import RunConfig
+from tide_lm.spec.config import REMOVED
 from tide_lm.spec.presets import PAPER_BLOCKS
 
 BLOCKS = (0, *PAPER_BLOCKS)
@@ -59,7 +60,9 @@ class Kept:
 
     @cached_property
     def config(self) -> RunConfig:
-        return RunConfig.from_saved(self.record["config"])
+        config = self.record["config"]  # of an earlier version it may name what its model is now
+        model = {name: value for name, value in config["model"].items() if name not in REMOVED}
+        return RunConfig.from_saved({**config, "model": model})
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:

@@ -56,25 +56,14 @@ def _sequence(
         for t in range(len(ids)):
             h_tilde = h[t] + attended[t]  # eq:attn
             n_tilde = rms_norm(h_tilde, own["post_attention_layernorm"], config.rms_norm_eps)
-            slots = range(config.num_memory_blocks + 1)
-            if config.memory_own_block:  # not in the paper
-                slots = (layer % config.num_memory_blocks, config.num_memory_blocks)
-            alpha_S = [torch.zeros_like(n_tilde[0])] * (config.num_memory_blocks + 1)
-            for slot, weight in zip(slots, softmax(own["router"] @ n_tilde), strict=True):  # eq:router
-                alpha_S[slot] = weight
+            alpha_S = softmax(own["router"] @ n_tilde)  # eq:router
             m = torch.zeros_like(h_tilde)
             for k, M_k in enumerate(memory[t]):
                 m = m + alpha_S[k] * M_k
             if layer in drop:
                 m = torch.zeros_like(m)
-            h[t] = h_tilde + _ffn(own, n_tilde)
-            if config.memory_gate and layer not in drop:  # not in the paper
-                n = rms_norm(h[t], own["post_attention_layernorm"], config.rms_norm_eps)
-                gate = own["memory_gate.gate"] @ n
-                gated = own["memory_gate.out"] @ (gate * (1 + torch.erf(gate / math.sqrt(2))) / 2 * m)
-                m = rms_norm(gated, own["memory_gate.norm"], config.rms_norm_eps)
-            h[t] = h[t] + m  # eq:tide_model
-            alphas[-1].append(torch.stack(alpha_S))
+            h[t] = h_tilde + _ffn(own, n_tilde) + m  # eq:tide_model
+            alphas[-1].append(alpha_S)
     return h, alphas
 
 

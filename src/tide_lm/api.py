@@ -231,7 +231,6 @@ def upcycle(
     memory_blocks: int = 8,
     memory_values: bool = True,
     memory_value_scale: float = 1.0,
-    memory_own_block: bool = False,
     seed: int = 0,
     begin: Begin = lambda total: lambda written: None,
 ) -> dict[str, Any]:
@@ -253,7 +252,6 @@ def upcycle(
         "num_memory_blocks": memory_blocks,
         "memory_values": memory_values,
         "memory_value_scale": memory_value_scale,
-        "memory_own_block": memory_own_block,
     }
     written = upcycling.upcycle(upcycling.open_source(exported(name)), folder, memory, seed, begin)
     return {"folder": str(folder), **asdict(written)}

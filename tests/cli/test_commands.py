@@ -122,37 +122,26 @@ def test_estimate_counts_the_gates_of_rows_in_values():
     found = result_of("estimate", "tide-8e-1b", "--memory-values")
     assert found["memory_values"]
     assert found["parameters"]["value_gates"] == 24 * 32 * 2048
+    assert "K = 8, rows in values" in tide_lm("estimate", "tide-8e-1b", "--memory-values").stdout
+    assert "a base model has no rows" in tide_lm("estimate", "base-1b", "--memory-values").stderr
 
 
-def test_estimate_counts_the_gates_of_what_is_mixed():
-    mixed, gated = (result_of("estimate", "tide-8e-1b", *more) for more in ((), ("--memory-gate",)))
-    assert gated["parameters"]["memory_gates"] == 24 * (2 * 2048 + 1) * 2048
-    more = gated["training"]["flops_per_token"] - mixed["training"]["flops_per_token"]
-    assert more == 6 * gated["parameters"]["memory_gates"]
-    assert "K = 8, gated" in tide_lm("estimate", "tide-8e-1b", "--memory-gate").stdout
-    assert "a base model has no rows" in tide_lm("estimate", "base-1b", "--memory-gate").stderr
-
-
-@pytest.mark.parametrize("way", [{}, {"memory_own_block": True}, {"memory_gate": True}])
-def test_estimate_reads_a_model_folder(tiny_model, tmp_path, way):
-    model = tiny_model(num_memory_blocks=2, **way)
+@pytest.mark.parametrize("values", [False, True])
+def test_estimate_reads_a_model_folder(tiny_model, tmp_path, values):
+    model = tiny_model(num_memory_blocks=2, memory_values=values)
     model.save_pretrained(tmp_path)
     found = result_of("estimate", str(tmp_path))
-    assert all(found[name] for name in way)
+    assert found["memory_values"] == values
     assert found["parameters"]["total"] == model.num_parameters()
 
 
-def test_estimate_knows_models_with_one_block_a_layer(tiny_model, tmp_path):
-    mixed, own = (result_of("estimate", "tide-8e-1b", *more) for more in ((), ("--memory-own-block",)))
-    assert own["parameters"]["routers"] == 24 * 2 * 2048
-    saved = 24 * 7 * 2048  # of router and mix alike: a multiplication and an addition, three times
-    assert mixed["training"]["flops_per_token"] - own["training"]["flops_per_token"] == 2 * 6 * saved
-    assert "K = 8, one per layer" in tide_lm("estimate", "tide-8e-1b", "--memory-own-block").stdout
-    tiny_model(num_memory_blocks=2, memory_own_block=True).save_pretrained(tmp_path)
-    refused = tide_lm("estimate", str(tmp_path), "-k", "4")
+def test_a_model_with_an_extension_that_is_gone_is_refused(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "memory_gate": True}))
+    refused = tide_lm("estimate", str(tmp_path))
     assert refused.returncode == 2
-    assert "num_memory_blocks is 4, and with memory_own_block" in refused.stderr
-    assert result_of("estimate", str(tmp_path), "-k", "4", "--no-memory-own-block")["memory_blocks"] == 4
+    assert "memory_gate is True" in refused.stderr
 
 
 def test_doctor_finds_what_is_installed():

@@ -79,7 +79,7 @@ def with_logits(engine: Engine, prompt: list[int], tokens: int) -> tuple[list[in
         (1, {"num_memory_blocks": 0}),
         (2, {"num_memory_blocks": 24, "memory_gain_init": 5.0}),
         (3, {"memory_values": True, "memory_value_scale": 5.0}),
-        (4, {"memory_values": True, "memory_own_block": True, "num_memory_blocks": 3, "vocab_size": 101}),
+        (4, {"memory_values": True, "num_memory_blocks": 3, "vocab_size": 101}),
         (5, {"num_key_value_heads": 8, "tie_word_embeddings": True}),
         (6, {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128}),
     ],
@@ -123,8 +123,7 @@ def test_the_kernel_is_for_all_presets(preset):
     [
         {},
         {"num_memory_blocks": 0, "num_key_value_heads": 8},
-        {"memory_values": True, "memory_own_block": True, "num_memory_blocks": 4},
-        {"memory_gate": True, "tie_word_embeddings": True},
+        {"memory_values": True, "num_memory_blocks": 4, "tie_word_embeddings": True},
     ],
 )
 def test_several_sequences_have_the_models_tokens(changes):

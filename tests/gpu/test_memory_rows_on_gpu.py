@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
-def _mixed(dtype, fused, layers=4, own=False, B=3, T=100, V=40, K=8, D=320):
+def _mixed(dtype, fused, layers=4, B=3, T=100, V=40, K=8, D=320):
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size):
@@ -23,12 +23,12 @@ def _mixed(dtype, fused, layers=4, own=False, B=3, T=100, V=40, K=8, D=320):
     ids[0, :60] = 0
     wide = torch.float32 if fused else torch.float64
     table, gain = normal(V, K, D).to(wide).requires_grad_(), normal(K, D).to(wide).requires_grad_()
-    routers = [(normal(D, 2 if own else K + 1) / 16).requires_grad_() for _ in range(layers)]
+    routers = [(normal(D, K + 1) / 16).requires_grad_() for _ in range(layers)]
     h = start = normal(B, T, D).requires_grad_()
     if fused:
         index = RowIndex.of(ids).to(torch.device("cuda"))
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, placeholders = normed_rows(raw, gain, 1e-5, index, layers, dtype, values=True, own_block=own)
+        rows, placeholders = normed_rows(raw, gain, 1e-5, index, layers, dtype, values=True)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + 1e-5)
     for layer, router in enumerate(routers):
@@ -37,8 +37,7 @@ def _mixed(dtype, fused, layers=4, own=False, B=3, T=100, V=40, K=8, D=320):
         given = placeholders.of_layers[layer] if fused else None
         row = ops.memory_row(h, rows[:, layer % K], where, given and given.g_value_BTD)
         h = (h + torch.sigmoid(h / 4) * row) / 2  # so that 24 layers do not blow rounding up
-        mixed = rows[:, layer % K : layer % K + 1] if own else rows
-        h = ops.memory_mix(h, logits, mixed, where, h / 2, given)
+        h = ops.memory_mix(h, logits, rows, where, h / 2, given)
     (h * normal(B, T, D)).sum().backward()
     d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad) if fused else table.grad
     return [h.detach(), start.grad, d_table, gain.grad, *(router.grad for router in routers)]
@@ -46,9 +45,8 @@ def _mixed(dtype, fused, layers=4, own=False, B=3, T=100, V=40, K=8, D=320):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("layers", [4, 24])
-@pytest.mark.parametrize("own", [False, True], ids=["", "own block"])
-def test_mixing_and_its_gradients(dtype, layers, own):
-    pairs = zip(*(_mixed(dtype, fused, layers, own) for fused in (True, False)), strict=True)
+def test_mixing_and_its_gradients(dtype, layers):
+    pairs = zip(*(_mixed(dtype, fused, layers) for fused in (True, False)), strict=True)
     for found, exact in pairs:
         assert (found.double() - exact).abs().max() <= TOLERANCES[dtype] * exact.abs().max()
 

@@ -59,8 +59,7 @@ def upcycled(folder, out, seed=0, **memory) -> TideForCausalLM:
 def test_logits_are_the_same_to_the_bit_and_so_is_the_way_back(tmp_path, kind, dtype):
     llama(**KINDS[kind]).to(dtype).save_pretrained(tmp_path / "llama", max_shard_size="20KB")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "llama").eval()
-    own = {"memory_own_block": True, "num_memory_blocks": 3}
-    for number, memory in enumerate([{}, {"memory_values": True, "memory_value_scale": 5.0}, own]):
+    for number, memory in enumerate([{}, {"memory_values": True, "memory_value_scale": 5.0}]):
         out = tmp_path / f"tide-{number}"
         found = upcycled(tmp_path / "llama", out, **memory)
         assert found.dtype == dtype
@@ -185,9 +184,9 @@ def test_the_options_of_the_command_are_those_of_the_function(tmp_path):
         8,
         True,
     )
-    chosen = "--memory-blocks", 3, "--memory-own-block", "--memory-value-scale", 5, "--seed", 7
+    chosen = "--memory-blocks", 3, "--memory-value-scale", 5, "--seed", 7
     result_of(*command, tmp_path / "tide", *chosen)
-    memory = {"num_memory_blocks": 3, "memory_own_block": True, "memory_value_scale": 5.0}
+    memory = {"num_memory_blocks": 3, "memory_value_scale": 5.0}
     upcycled(tmp_path / "llama", tmp_path / "same", 7, memory_values=True, **memory)
     result_of(*command, tmp_path / "mixed", "--no-memory-values")
     assert not TideConfig.from_pretrained(tmp_path / "mixed").memory_values
@@ -293,9 +292,9 @@ def test_a_missing_file_of_several_is_told(tmp_path):
 
 
 def test_a_memory_that_cannot_be_is_told(tmp_path):
-    llama().save_pretrained(tmp_path / "llama")
-    with pytest.raises(ValueError, match=r"num_memory_blocks is 8.*lower"):
-        upcycled(tmp_path / "llama", tmp_path / "tide", num_memory_blocks=8, memory_own_block=True)
+    llama(head_dim=12).save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match=r"cannot have this memory: hidden_size is 32.*set memory_values"):
+        upcycled(tmp_path / "llama", tmp_path / "tide", memory_values=True)
     assert not (tmp_path / "tide").exists()
 
 

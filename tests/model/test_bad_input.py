@@ -5,6 +5,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from tide_lm.model import Memory, TideConfig, TideForCausalLM
+from tide_lm.spec.config import REMOVED, ModelConfig
 
 
 @pytest.mark.parametrize("blocks", [0, 3])
@@ -138,8 +139,6 @@ def test_foreign_keys_pass_as_in_transformers():
         ("memory_values", 1),
         ("memory_value_scale", float("inf")),
         ("memory_value_scale", -1),
-        ("memory_own_block", "yes"),
-        ("memory_gate", 1),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_and_named(key, value):
@@ -155,11 +154,15 @@ def test_rows_that_do_not_fit_into_values_are_refused(tiny_config):
     tiny_config(memory_values=True, head_dim=12, num_memory_blocks=0)  # where there are no rows
 
 
-def test_blocks_that_no_layer_would_have_as_its_own_are_refused(tiny_config):
-    with pytest.raises(StrictDataclassError, match=r"is 3.*memory_own_block 2"):
-        tiny_config(memory_own_block=True)
-    with pytest.raises(StrictDataclassError, match=r"memory_gate.*learned"):
-        tiny_config(memory_gate=True, memory_gain_init=0.0)
+@pytest.mark.parametrize("name", REMOVED)
+def test_an_extension_of_an_earlier_version_is_refused_and_may_be_off(tiny_config, name):
+    with pytest.raises(ValueError, match=rf"{name} is True.*0\.1\.0.*train a model anew"):
+        tiny_config(**{name: True})
+    assert not hasattr(tiny_config(**{name: False}), name)
+    values = {**tiny_config().to_dict(), "intermediate_size": 48, "model_type": "tide"}
+    with pytest.raises(ValueError, match=rf"{name} is True"):
+        ModelConfig.from_values({**values, name: True})
+    assert ModelConfig.from_values({**values, name: False}) == ModelConfig.from_values(values)
 
 
 def test_a_gain_may_be_written_as_a_whole_number():

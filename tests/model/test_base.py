@@ -16,8 +16,6 @@ def llama_with_the_weights_of(model: TideForCausalLM) -> LlamaForCausalLM:
         "memory_gain_init",
         "memory_values",
         "memory_value_scale",
-        "memory_own_block",
-        "memory_gate",
         "memory_store",
     ):
         settings.pop(key, None)

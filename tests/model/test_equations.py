@@ -20,16 +20,14 @@ ATTENTION = {
         "head_dim": 4,
         "memory_values": True,
     },
-    "own block": {
+    "larger rows in values": {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 4,
         "memory_values": True,
         "memory_value_scale": 3.5,
-        "memory_own_block": True,
         "num_hidden_layers": 9,  # so that layers share a block, and those that do not have each its own
     },
-    "gated": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "memory_gate": True},
 }
 
 
@@ -119,7 +117,7 @@ def test_a_token_that_repeats_sums_its_gradient_over_the_loss_at_each_place() ->
     assert_same_gradients(model, leaves)
 
 
-@pytest.mark.parametrize("attention", ["grouped", "rows in values", "own block"])
+@pytest.mark.parametrize("attention", ["grouped", "rows in values", "larger rows in values"])
 def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_and_row_gradients(
     attention: str,
 ) -> None:
@@ -144,7 +142,7 @@ def test_memory_fetched_outside_once_per_distinct_token_gives_the_same_logits_an
 
 
 @pytest.mark.parametrize("dropped", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("attention", ["grouped", "rows in values", "own block"])
+@pytest.mark.parametrize("attention", ["grouped", "rows in values", "larger rows in values"])
 def test_dropped_layers_add_no_memory(attention: str, dropped: tuple[int, ...]) -> None:
     model = tiny_model(3, attention)
     leaves = leaves_of(model)
@@ -156,7 +154,7 @@ def test_dropped_layers_add_no_memory(attention: str, dropped: tuple[int, ...]) 
     assert not torch.allclose(found, model(REPEATED).logits, rtol=0.01)
 
 
-@pytest.mark.parametrize("attention", ["grouped", "own block"])
+@pytest.mark.parametrize("attention", ["grouped", "larger rows in values"])
 @pytest.mark.parametrize("blocks", [1, 3, 8])
 def test_router_weights_are_the_equations_alpha_with_the_null_bank_last(blocks: int, attention: str) -> None:
     model = tiny_model(blocks, attention)

@@ -4,12 +4,15 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from reference import tide_forward
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
@@ -215,12 +218,11 @@ def rewrite(folder, change) -> None:
         "model.memory.norm.weight",
         "model.layers.1.router.weight",
         "model.layers.1.self_attn.value_gate.weight",
-        "model.layers.1.memory_gate.norm.weight",
     ],
 )
 def test_missing_memory_is_an_error_that_names_the_tensor(tiny_model, tmp_path, name):
     folder = tmp_path / "model"
-    tiny_model(memory_values=True, memory_gate=True).save_pretrained(folder)
+    tiny_model(memory_values=True).save_pretrained(folder)
     rewrite(folder, lambda tensors: tensors.pop(name))
     with pytest.raises(ValueError, match=re.escape(name)):
         TideForCausalLM.from_pretrained(folder)
@@ -229,17 +231,12 @@ def test_missing_memory_is_an_error_that_names_the_tensor(tiny_model, tmp_path, 
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize(
-    ("switch", "part"), [("memory_values", "self_attn.value_gate"), ("memory_gate", "memory_gate.gate")]
-)
-def test_where_rows_go_cannot_be_switched_when_a_folder_is_opened(tiny_model, tmp_path, saved, switch, part):
-    tiny_model(**{switch: saved}).save_pretrained(tmp_path)
+def test_where_rows_go_cannot_be_switched_when_a_folder_is_opened(tiny_model, tmp_path, saved):
+    tiny_model(memory_values=saved).save_pretrained(tmp_path)
     has = "holds" if saved else "lacks"
-    with pytest.raises(ValueError, match=rf"{has} model\.layers\.0\.{part}\.weight.*{switch}"):
-        TideForCausalLM.from_pretrained(tmp_path, **{switch: not saved})
-    if not saved:
-        with pytest.raises(ValueError, match="memory_values is True: leave memory_values"):
-            TideForCausalLM.from_pretrained(tmp_path, memory_values=True, memory_gate=True)
+    told = rf"{has} model\.layers\.0\.self_attn\.value_gate\.weight.*is {not saved}: leave memory_values as"
+    with pytest.raises(ValueError, match=told):
+        TideForCausalLM.from_pretrained(tmp_path, memory_values=not saved)
     TideForCausalLM.from_pretrained(tmp_path, num_memory_blocks=0)
 
 
@@ -258,8 +255,7 @@ def test_misshapen_memory_is_an_error_that_names_both_shapes(folder, name, shape
     [
         {},
         {"num_memory_blocks": 0},
-        {"memory_values": True, "memory_gate": True},
-        {"memory_own_block": True, "num_memory_blocks": 2},
+        {"memory_values": True},
         {"memory_store": {"file": "rows.tide", "fingerprint": "0" * 64}},
     ],
     ids=str,
@@ -318,13 +314,37 @@ def test_what_was_loaded_can_still_be_asked_for(folder):
     assert not info["missing_keys"]
 
 
-def test_a_folder_that_an_earlier_version_saved_opens_as_it_was():
-    """It has `memory_dim`, and every extension that version 0.1.0 had."""
-    folder = Path(__file__).parent / "saved_by_0_1_0"
-    expected = json.loads((folder / "expected.json").read_text())
-    assert json.loads((folder / "config.json").read_text())["memory_dim"] == 16
+SAVED = Path(__file__).parent / "saved_by_0_1_0"
+
+
+def test_a_folder_of_an_earlier_version_with_an_extension_that_is_gone_is_refused():
+    for trusted in False, True:
+        with pytest.raises(ValueError, match=r"memory_own_block is True.*0\.1\.0"):
+            AutoModelForCausalLM.from_pretrained(SAVED, trust_remote_code=trusted)
+
+
+def test_a_folder_that_an_earlier_version_saved_opens_as_it_was(tmp_path):
+    """It has `memory_dim`, and rows in values. What is gone since is taken out of the copy."""
+    folder = shutil.copytree(SAVED, tmp_path / "saved")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["memory_dim"] == 16
+    off = dict.fromkeys(("memory_own_block", "memory_gate"), False)
+    (folder / "config.json").write_text(json.dumps({**config, **off}))
+
+    def without_extensions(tensors) -> None:
+        for layer in range(3):
+            own, null = tensors[name := f"model.layers.{layer}.router.weight"]
+            others = [torch.zeros_like(own)] * 2
+            tensors[name] = torch.stack([*others[:layer], own, *others[layer:], null])
+            for part in "gate", "out", "norm":
+                del tensors[f"model.layers.{layer}.memory_gate.{part}.weight"]
+
+    rewrite(folder, without_extensions)
+    ids = torch.tensor(json.loads((folder / "expected.json").read_text())["ids"])
+    tensors = {name: value.double() for name, value in load_file(folder / "model.safetensors").items()}
+    expected, _ = tide_forward(tensors, SimpleNamespace(**config), ids)
     for trusted in False, True:
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trusted).eval()
         with torch.no_grad():
-            found = model(torch.tensor(expected["ids"])).logits[0, -1]
-        assert found.tolist() == pytest.approx(expected["last_logits"], abs=1e-5)
+            found = model(ids).logits
+        assert torch.allclose(found.double(), expected, atol=1e-5)

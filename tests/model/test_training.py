@@ -113,11 +113,7 @@ def test_lora_trains_only_its_adapters_and_reloads(tiny_model, token_ids, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"memory_values": True}, {"memory_own_block": True, "num_memory_blocks": 2}, {"memory_gate": True}],
-    ids=["", "rows in values", "own block", "gated"],
-)
+@pytest.mark.parametrize("changes", [{}, {"memory_values": True}], ids=["", "rows in values"])
 def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, changes):
     model = tiny_model(**changes).train()
     plain = gradients(model, token_ids)
@@ -129,9 +125,8 @@ def test_compiles_as_one_graph_and_agrees(tiny_model, token_ids, changes):
         assert torch.allclose(parameter.grad, plain[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["", "own block"])
-def test_one_graph_serves_all_layers(tiny_model, token_ids, monkeypatch, own):
-    model = tiny_model(num_hidden_layers=5, memory_values=True, memory_own_block=own)
+def test_one_graph_serves_all_layers(tiny_model, token_ids, monkeypatch):
+    model = tiny_model(num_hidden_layers=5, memory_values=True)
     plain, counter = model(token_ids, use_cache=False).logits, CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
     compile_layers(model)

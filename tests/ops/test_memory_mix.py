@@ -166,7 +166,7 @@ def test_huge_logits_choose_one_block_and_overflow_nowhere(
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_fewer_rows_than_positions_are_refused_before_a_kernel_reads_them(indexed):
-    logits_BTS, rows_UKD = torch.zeros(2, 5, 4), torch.zeros(9, 3, 7)
+    residual_BTD, logits_BTS, rows_UKD = torch.zeros(2, 5, 7), torch.zeros(2, 5, 4), torch.zeros(9, 3, 7)
     index_BT = torch.zeros(2, 4, dtype=torch.long) if indexed else None
     with pytest.raises(AssertionError, match=r"\[9\]|\[2, 4\]"):
-        torch.ops.tide_lm.memory_mix(None, logits_BTS, rows_UKD, index_BT, None)
+        torch.ops.tide_lm.memory_mix(residual_BTD, logits_BTS, rows_UKD, index_BT, None)

@@ -21,15 +21,15 @@ SHAPES = [(2, 3, 4, 1, 8), (1, 40, 3, 3, 33), (1, 1, 1, 2, 16), (2, 4, 50, 9, 20
 
 KINDS = pytest.mark.parametrize(
     "kind",
-    [{}, {"values": True}, {"own": True}, {"values": True, "own": True}],
-    ids=["mixed", "in values too", "own block", "own block in values too"],
+    [{}, {"values": True}],
+    ids=["mixed", "in values too"],
 )
 
 
-def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, own=False):
+def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
     """A loss through some layers of mixing, and the gradients of all that takes part.
 
-    With `values` each layer adds a row of one block as well, and its `own` block may be all that it mixes.
+    With `values` each layer adds a row of one block as well.
 
     Not fused, it is computed in float64 from the same inputs.
     """
@@ -45,12 +45,12 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, own=False):
     wide = torch.promote_types(dtype, torch.float32) if fused else torch.float64
     table = normal(V, K, D).to(wide).requires_grad_()
     gain = normal(K, D).to(wide).requires_grad_()
-    routers = [(normal(D, 2 if own else K + 1) / 4).requires_grad_() for _ in range(layers)]
+    routers = [(normal(D, K + 1) / 4).requires_grad_() for _ in range(layers)]
     h = start = normal(B, T, D).requires_grad_()
     if fused:
         index = RowIndex.of(ids)
         raw = table.detach()[index.ids_U].requires_grad_()
-        rows, placeholders = normed_rows(raw, gain, EPS, index, layers, dtype, values, own)
+        rows, placeholders = normed_rows(raw, gain, EPS, index, layers, dtype, values)
     else:
         rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
     for layer, router in enumerate(routers):
@@ -62,11 +62,10 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, own=False):
                 (index.index_BT, placeholders.of_layers[layer].g_value_BTD) if fused else (ids, None)
             )
             h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, g_value)
-        mixed = rows[:, layer % K : layer % K + 1] if own else rows
         if fused:
-            h = ops.memory_mix(h, logits, mixed, index.index_BT, h / 2, placeholders.of_layers[layer])
+            h = ops.memory_mix(h, logits, rows, index.index_BT, h / 2, placeholders.of_layers[layer])
         else:
-            h = ops.memory_mix(h, logits, mixed, ids, h / 2)
+            h = ops.memory_mix(h, logits, rows, ids, h / 2)
     (h * normal(B, T, D)).sum().backward()
     if fused:
         d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad)
@@ -170,24 +169,3 @@ def test_without_gradients_the_mix_is_the_same(shape, indexed, updated, many, mo
     given = (residual, logits, rows, index, update if updated else None)
     found = torch.ops.tide_lm.memory_mix(*given)
     assert torch.allclose(found, ops.memory_mix(*given), atol=1e-5)
-    alone = torch.ops.tide_lm.memory_mix(None, *given[1:4], None)
-    assert torch.allclose(alone, ops.memory_mix(None, *given[1:4]), atol=1e-5)
-    assert torch.allclose(residual + (update if updated else 0) + alone, found, atol=1e-5)
-
-
-def test_a_mix_without_a_residual_is_wide_and_its_gradients_come_through_placeholders():
-    """As a gate takes it: it adds to nothing."""
-    index, grads = RowIndex.of(torch.tensor([[0, 2, 2], [1, 0, 0]])), []
-    raw, gain = torch.randn(3, 2, 4), torch.ones(2, 4)
-    for residual in None, torch.zeros(2, 3, 4):
-        given = raw.clone().requires_grad_()
-        logits = torch.arange(18.0).view(2, 3, 3).div(9).requires_grad_()
-        rows, placeholders = normed_rows(given, gain, EPS, index, 1, torch.float32)
-        placeholder = placeholders.of_layers[0]
-        mixed = ops.memory_mix(residual, logits, rows, index.index_BT, residual, placeholder)
-        mixed.square().sum().backward()
-        grads.append((mixed.detach(), given.grad, logits.grad))
-    for found, expected in zip(*grads, strict=True):
-        assert torch.equal(found, expected)
-    rows, logits = torch.randn(6, 2, 4).bfloat16(), torch.randn(2, 3, 3).bfloat16()
-    assert ops.memory_mix(None, logits, rows).dtype == torch.float32

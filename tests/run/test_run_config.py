@@ -17,6 +17,7 @@ from tide_lm.run.settings import (
     compare,
     flat,
 )
+from tide_lm.spec.config import REMOVED
 from tide_lm.spec.recipes import RECIPES
 
 SHORT = ["optim.warmup_steps=10"]
@@ -140,6 +141,20 @@ def test_a_run_of_an_earlier_version_keeps_its_settings_but_those_that_are_gone(
             read(before)
 
 
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_run_with_an_extension_that_is_gone_is_refused(name):
+    config = RunConfig.load(None, SHORT)
+    with pytest.raises(ValueError, match=f"unknown setting of model '{name}'"):
+        RunConfig.load(None, [*SHORT, f"model.{name}=true"])
+    before = config.to_dict()
+    before["model"][name] = False
+    assert RunConfig.from_saved(before) == RunConfig.load(None, resumed=before) == config
+    before["model"][name] = True
+    for read in RunConfig.from_saved, lambda values: RunConfig.load(None, resumed=values):
+        with pytest.raises(ValueError, match=rf"{name} is True.*0\.1\.0"):
+            read(before)
+
+
 def test_a_file_is_read_and_settings_win_over_it(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
@@ -222,16 +237,12 @@ def test_what_several_processes_cannot_share_is_named_with_its_cure(settings, me
     RunConfig.load(None, [*SHORT, "train.batch=8", "train.micro_batch=2"]).check_processes(4)
 
 
-def test_one_block_a_layer_is_of_tide_and_named():
-    gated = RunConfig.load(None, [*SHORT, "model.memory_gate=true", "model.intermediate_size=40"]).model
-    assert (gated.shape().memory_gate, gated.shape().intermediate_size) == (True, 40)
-    assert not replace(gated, preset="base-tiny").shape().memory_gate
-    own = RunConfig.load(None, [*SHORT, "model.preset=tide-4e-tiny", "model.memory_own_block=true"])
-    assert own.model.shape().memory_own_block
-    assert own.table_policy.startswith("one block a layer, ")
-    assert not replace(own.model, preset="base-tiny").shape().memory_own_block
-    with pytest.raises(ValueError, match="'tide-8e-tiny', num_memory_blocks is 8, and with"):
-        replace(own.model, preset="tide-8e-tiny").shape()
+def test_rows_in_values_are_of_tide_and_named():
+    settings = [*SHORT, "model.memory_values=true", "model.intermediate_size=40"]
+    run = RunConfig.load(None, [*settings, "model.preset=tide-4e-tiny"])
+    assert (run.model.shape().memory_values, run.model.shape().intermediate_size) == (True, 40)
+    assert run.table_policy.startswith("rows in values times 1, ")
+    assert not replace(run.model, preset="base-tiny").shape().memory_values
 
 
 def test_moments_of_tables_are_chosen_and_named():

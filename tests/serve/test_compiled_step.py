@@ -71,8 +71,6 @@ def test_one_compilation_does_for_all_lengths_and_copies_no_cache():
         {},
         {"num_memory_blocks": 0},
         {"memory_values": True},
-        {"memory_gate": True},
-        {"memory_own_block": True, "num_memory_blocks": 2},
     ],
     ids=str,
 )

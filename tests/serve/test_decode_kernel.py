@@ -104,7 +104,6 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
             [{}],
             [{"num_memory_blocks": 0}],
             [{"memory_values": True, "memory_value_scale": 3.0, "hidden_size": 128}],
-            [{"memory_values": True, "memory_own_block": True}],
             [{"num_memory_blocks": 24, "vocab_size": 17, "memory_gain_init": 4.0}],
             [{"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32}],
             [{"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}],
@@ -157,11 +156,10 @@ def test_a_model_that_the_kernel_cannot_run_says_why():
     device = torch.device("cpu")
     assert "24 numbers" in DecodeShape(96, 96, 4, 2, 24, 1, 50).why_not(device)
     assert "8 does not divide" in DecodeShape(36, 96, 4, 2, 16, 1, 50).why_not(device)
-    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, K=40, MIXED=40).why_not(device)
+    assert "31 blocks" in DecodeShape(64, 96, 4, 2, 16, 1, 50, K=40).why_not(device)
     assert "2 sequences" in why_not(model_of(), 2)
     assert "no NVIDIA GPU" in why_not(model_of(), 1)
     assert "not bfloat16" in why_not(model_of().float(), 1)
-    assert "gated" in why_not(model_of(memory_gate=True), 1)
     adapted = model_of()
     adapted.add_adapter(LoraConfig(target_modules=["q_proj"]))
     assert "Linear in the place of a matrix" in why_not(adapted.to(torch.bfloat16), 1)

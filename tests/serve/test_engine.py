@@ -53,8 +53,6 @@ def expected(model, prompt: list[int], tokens: int, **options) -> list[int]:
         {},
         {"num_memory_blocks": 0},
         {"memory_values": True},
-        {"memory_own_block": True, "num_memory_blocks": 2},
-        {"memory_gate": True},
     ],
     ids=str,
 )

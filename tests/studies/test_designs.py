@@ -7,7 +7,7 @@ import torch
 
 from studies.controls import CONTROLS, builder
 from studies.designs import DESIGNS, Split, stem_columns
-from studies.nulls import NULLS, Pairs, Reinjected, ShortConvolution
+from studies.nulls import NULLS, Reinjected, ShortConvolution
 from studies.optimum import ARMS, Tuned, layer_parameters
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run.settings import RunConfig, TrainSection
@@ -200,6 +200,9 @@ def test_a_row_replaces_the_up_projection():
     assert not any("up_proj" in name for name, _ in layer.named_parameters())
 
 
-def test_gated_pairs_are_made_of_settings():
-    assert made(NULLS["pairs"], memory_gate=True, num_memory_blocks=8).model.layers[0].memory_gate
-    assert isinstance(made(NULLS["pairs"]), Pairs)
+def test_gated_pairs_gate_what_pairs_look_up():
+    gated, pairs = made(NULLS["gated-pairs"]), made(NULLS["pairs"])
+    assert torch.equal(gated.model.memory(IDS).rows_UKD, pairs.model.memory(IDS).rows_UKD)
+    assert not torch.allclose(logits(gated), logits(pairs), atol=1e-3)
+    added = {name.split(".", 3)[-1] for name in gated.state_dict().keys() - pairs.state_dict().keys()}
+    assert added == {f"memory_gate.{part}.weight" for part in ("gate", "out", "norm")}

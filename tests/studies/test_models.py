@@ -4,9 +4,14 @@ import pytest
 import torch
 
 from studies.controls import CONTROLS
-from studies.plan import NARROW, ONE_A_LAYER, VALUES_BY_RECIPE
-from tide_lm.model import TideConfig, TideForCausalLM
+from studies.extensions import GatedLayer, OwnBlockLayer
+from studies.plan import NARROW, VALUES_BY_RECIPE
+from tide_lm.model import TideConfig, TideForCausalLM, TideModel
+from tide_lm.model.extensions import extended
+from tide_lm.ops.row_index import RowIndex
+from tide_lm.run.settings import TrainSection
 from tide_lm.spec import estimate, presets
+from tide_lm.training.objective import BatchRows, Objective
 
 SHAPE = {
     "vocab_size": 64,
@@ -25,13 +30,8 @@ def made(build, blocks=3, **changes):
     return build(TideConfig(**{**SHAPE, "num_memory_blocks": blocks, **changes})).eval()
 
 
-NAMES = [*CONTROLS, *ONE_A_LAYER]
-
-
 def made_control(name, **changes):
-    values, own = name in VALUES_BY_RECIPE, name in ONE_A_LAYER
-    build = CONTROLS.get(name, TideForCausalLM)
-    return made(build, **{"memory_values": values, "memory_own_block": own, **changes})
+    return made(CONTROLS[name], **{"memory_values": name in VALUES_BY_RECIPE, **changes})
 
 
 def logits(model):
@@ -39,7 +39,7 @@ def logits(model):
         return model(IDS).logits
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_without_its_tables_is_the_base(name):
     model = made_control(name, memory_gain_init=0.0)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_a_control_without_its_tables_is_the_base(name):
     assert torch.allclose(logits(model), logits(base), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_uses_its_tables_and_learns_all_it_has(name):
     model = made_control(name)
     assert not torch.allclose(logits(model), logits(made(TideForCausalLM, blocks=0)), atol=1e-3)
@@ -67,12 +67,39 @@ def test_what_is_added_to_the_input(name, weight):
     assert torch.allclose(logits(control), expected, atol=1e-6)
 
 
+class BothLayer(GatedLayer, OwnBlockLayer):
+    pass
+
+
+class BothModel(TideModel):
+    @classmethod
+    def layer_class(cls, config):
+        return extended(BothLayer, config)
+
+
+class Both(TideForCausalLM):
+    decoder_class = BothModel
+
+
 def test_gated_tables_are_tide_with_a_gate_and_one_block_a_layer():
     """But for the router: with no eps, the gate's norm undoes what it decides."""
     control = made_control("layer-tables-and-values", rms_norm_eps=1e-12)
-    options = dict.fromkeys(("memory_values", "memory_own_block", "memory_gate"), True)
-    tide = made(TideForCausalLM, rms_norm_eps=1e-12, **options)
+    tide = made(Both, rms_norm_eps=1e-12, memory_values=True)
     assert torch.allclose(logits(tide), logits(control), atol=1e-5)
+
+
+def test_a_gate_learns_from_fetched_rows_as_from_tables():
+    model = made_control("gated", memory_values=True)
+    objective, index = Objective(model, TrainSection(), 1e-6), RowIndex.of(IDS)
+    raw = model.model.memory.weight.detach()[index.ids_U].requires_grad_()
+    found = []
+    for rows in None, BatchRows(raw, index):
+        model.zero_grad()
+        objective(IDS, IDS, rows).objective.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    found[1]["model.memory.weight"] = torch.zeros(64, 3, 16).index_copy(0, index.ids_U, raw.grad)
+    for name, expected in found[0].items():
+        assert torch.allclose(found[1][name], expected, atol=1e-6), name
 
 
 def test_what_a_layer_adds_of_its_own_table_begins_with_the_gain():
@@ -100,16 +127,16 @@ def test_a_layers_own_table_is_in_its_values_too(name):
     assert [round(row.square().mean().item() ** 0.5, 2) for row in seen] == [0.1] * 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_has_the_parameters_of_tide(name):
-    shape = TideConfig.from_preset("tide-8e-small", "paper", memory_own_block=name in ONE_A_LAYER)
+    shape = TideConfig.from_preset("tide-8e-small", "paper")
     tide = estimate.count_parameters(presets.get("tide-8e-small").model).total
     with torch.device("meta"):
-        model = CONTROLS.get(name, TideForCausalLM)(shape)
+        model = CONTROLS[name](shape)
     assert model.num_parameters() == pytest.approx(tide, rel=0.0005 if name == NARROW else 0.03)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_is_causal(name):
     model = made_control(name)
     changed = IDS.clone()
@@ -126,7 +153,7 @@ def test_a_control_of_layers_needs_a_table_for_each(name):
         made_control(name, blocks=2)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_a_saved_model_is_opened_as_what_it_is(name, tmp_path):
     from transformers import AutoModelForCausalLM
 

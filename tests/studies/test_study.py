@@ -19,7 +19,7 @@ from studies import data, runner
 from studies.__main__ import _named
 from studies.figures import opened
 from studies.plan import Run, plan
-from studies.results import RUNS, Study, read
+from studies.results import RUNS, Kept, Study, read
 from studies.runner import Places, run_all
 from tide_lm.data.shards import TokenSplit
 from tide_lm.report.catalogue import FIGURES
@@ -168,6 +168,13 @@ def test_what_was_made_with_other_settings_is_named(done, places):
     told = []
     assert run_all([done, replace(done, recipe="as long")], places, minutes=0.001, log=told.append) == 1
     assert not told  # since the one that is kept took longer
+
+
+def test_a_record_that_names_what_its_model_is_now_is_read(done, places):
+    (kept,) = read(places.kept, done.slug)
+    model = {**kept.record["config"]["model"], "memory_own_block": True, "memory_gate": False}
+    earlier = Kept({**kept.record, "config": {**kept.record["config"], "model": model}})
+    assert earlier.config == kept.config
 
 
 def test_a_run_may_have_half_of_the_text(places):

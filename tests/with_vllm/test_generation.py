@@ -75,10 +75,10 @@ def check(folder, outputs, prompts=PROMPTS):
         {},
         {"num_memory_blocks": 0},
         {"memory_values": True, "memory_value_scale": 5.0, "tie_word_embeddings": True},
-        {"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1},
-        {"memory_gate": True, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {"memory_values": True, "num_key_value_heads": 1},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     ],
-    ids=["plain", "base", "values", "own blocks", "gated"],
+    ids=["plain", "base", "values", "values of one head", "linear positions"],
 )
 def test_tokens_are_those_of_our_model(saved, generate, changes):
     """Several prompts at once, read in pieces, and again from vLLM's cache of prefixes."""
@@ -175,7 +175,7 @@ if __name__ == "__main__":
     ("changes", "place"),
     [
         ({"memory_values": True}, None),
-        ({"memory_values": True, "memory_own_block": True, "num_key_value_heads": 1}, None),
+        ({"memory_values": True, "num_key_value_heads": 1}, None),
         ({"memory_values": True}, "store"),
     ],
     ids=["key heads are split", "key heads are shared", "rows are in a store"],

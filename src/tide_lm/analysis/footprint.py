@@ -12,8 +12,7 @@ def footprint(model: ModelConfig) -> dict[str, Any]:
     """Return bytes that must be in VRAM and bytes of tables that may be on SSD, the model's K included."""
     rows = []
     for blocks in sorted({0, *PAPER_BLOCKS, model.num_memory_blocks}):
-        own = model.memory_own_block and blocks <= model.num_hidden_layers  # more blocks are mixed
-        shape = replace(model, num_memory_blocks=blocks, memory_own_block=own)
+        shape = replace(model, num_memory_blocks=blocks)
         rows += [
             {
                 "blocks": blocks,

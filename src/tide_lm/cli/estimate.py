@@ -28,15 +28,6 @@ def command(
         bool,
         typer.Option("--memory-values", help="Count rows in attention's values too, as in the best recipe."),
     ] = False,
-    memory_own_block: Annotated[
-        bool | None,
-        typer.Option(
-            "--memory-own-block/--no-memory-own-block", help="Count one block per layer instead of all K."
-        ),
-    ] = None,
-    memory_gate: Annotated[
-        bool, typer.Option("--memory-gate", help="Count a gate and a matrix per layer.")
-    ] = False,
     sequence: Annotated[int | None, typer.Option(min=1, help="Tokens per training sequence.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that share the training.")] = 1,
     as_json: AsJson = False,
@@ -48,15 +39,10 @@ def command(
     with usage_errors():
         shape = _shape(model)
         blocks = shape.num_memory_blocks if memory_blocks is None else memory_blocks
-        if (memory_values or memory_gate) and not blocks:
-            raise ValueError("a base model has no rows: leave --memory-values and --memory-gate out")
-        shape = replace(
-            shape,
-            num_memory_blocks=blocks,
-            memory_values=shape.memory_values or memory_values,
-            memory_own_block=shape.memory_own_block if memory_own_block is None else memory_own_block,
-            memory_gate=shape.memory_gate or memory_gate,
-        )
+        if memory_values and not blocks:
+            raise ValueError("a base model has no rows: leave --memory-values out")
+        in_values = shape.memory_values or memory_values
+        shape = replace(shape, num_memory_blocks=blocks, memory_values=in_values)
     result = {"model": model, **summary(shape, sequence or shape.max_position_embeddings, gpus)}
     print_json(result) if as_json else _print(result)
     print_next(_following(model))
@@ -85,8 +71,7 @@ def _shape(model: str) -> ModelConfig:
 
 
 def _print(result: dict[str, Any]) -> None:
-    ways = ", rows in values" * result["memory_values"] + ", one per layer" * result["memory_own_block"]
-    ways += ", gated" * result["memory_gate"]
+    ways = ", rows in values" * result["memory_values"]
     title = f"{result['model']}, K = {result['memory_blocks']}{ways}"
     print_table(title, ["part", "parameters"], pairs(result["parameters"]))
     rows = []

@@ -29,9 +29,6 @@ def command(
         typer.Option("--memory-values/--no-memory-values", help="Add rows to attention's values too."),
     ] = True,
     memory_value_scale: Annotated[float, typer.Option(help="The factor of rows in values.")] = 1.0,
-    memory_own_block: Annotated[
-        bool, typer.Option("--memory-own-block", help="Mix one block per layer instead of all K.")
-    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="The seed that tables and routers are drawn from.")] = 0,
     strip: Annotated[
         bool,
@@ -75,7 +72,6 @@ def command(
                 memory_blocks=memory_blocks,
                 memory_values=memory_values,
                 memory_value_scale=memory_value_scale,
-                memory_own_block=memory_own_block,
                 seed=seed,
                 begin=begin,
             )

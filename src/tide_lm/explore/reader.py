@@ -18,7 +18,6 @@ from tide_lm.analysis.collapse import watching
 from tide_lm.data import tokenizers
 from tide_lm.evaluation.perplexity import check_ids, token_losses
 from tide_lm.model import TideForCausalLM
-from tide_lm.model.gate import MemoryGate
 from tide_lm.model.opened import OpenedModel
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
 
@@ -221,21 +220,11 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
     """Return the shares of memory in the last token; what joins attention's values is not counted."""
     ids_BT = ids_T[None].to(model.device)
     memory = model.model.memory_for(ids_BT)
-    gates: list[torch.Tensor] = []
-    hooks = [
-        gate.register_forward_hook(lambda module, given, out: gates.append(out[0, -1]))
-        for gate in model.model.modules()
-        if isinstance(gate, MemoryGate)
-    ]
-    try:
-        with watching(model.model.layers) as (states, _):
-            found = model.model(ids_BT, use_cache=False, memory=memory, output_router_weights=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with watching(model.model.layers) as (states, _):
+        found = model.model(ids_BT, use_cache=False, memory=memory, output_router_weights=True)
     weights_LS = torch.stack([weights_BTS[0, -1].float() for weights_BTS in found["router_weights"]])
     last = -1 if memory.index_BT is None else int(memory.index_BT[0, -1])
-    added_LD = torch.stack(gates).float() if gates else weights_LS[:, :-1] @ memory.rows_UKD[last].float()
+    added_LD = weights_LS[:, :-1] @ memory.rows_UKD[last].float()
     state_LD = torch.stack([state_BTD[0, -1].float() for state_BTD in states])
     added_L, state_L = (torch.linalg.vector_norm(rows, dim=-1) for rows in (added_LD, state_LD - added_LD))
     return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))

@@ -20,7 +20,6 @@ from vllm.sequence import IntermediateTensors
 
 from tide_lm import ops
 from tide_lm.model.config import TideConfig
-from tide_lm.model.gate import MemoryGate
 from tide_lm.model.loading import check_place, memory_tensors, open_store
 from tide_lm.model.stored import StoredMemory
 from tide_lm.model.tide import MemoryNorm
@@ -136,9 +135,7 @@ class TideDecoderLayer(llama.LlamaDecoderLayer):
         config: TideConfig = vllm_config.model_config.hf_config
         K = config.num_memory_blocks
         self.block = extract_layer_index(prefix) % K
-        self.own_block = config.memory_own_block
-        self.router = _replicated(config.hidden_size, (1 if self.own_block else K) + 1)
-        self.memory_gate = MemoryGate(config) if config.memory_gate else None
+        self.router = _replicated(config.hidden_size, K + 1)
 
     def forward(
         self,
@@ -154,13 +151,7 @@ class TideDecoderLayer(llama.LlamaDecoderLayer):
         attended = self.self_attn(positions, hidden_states, rows_NKD[:, self.block])
         n, h = self.post_attention_layernorm(attended, residual)
         update, logits_1NS = self.mlp(n), self.router(n)[None]
-        if self.own_block:
-            rows_NKD = rows_NKD[:, self.block : self.block + 1]
-        rows_NKD = rows_NKD.contiguous()
-        if self.memory_gate is None:
-            return ops.memory_mix(update[None], logits_1NS, rows_NKD)[0], h
-        mixed = ops.memory_mix(None, logits_1NS, rows_NKD)[0].to(update.dtype)
-        return update + self.memory_gate(self.post_attention_layernorm(h + update), mixed), h
+        return ops.memory_mix(update[None], logits_1NS, rows_NKD.contiguous())[0], h
 
 
 @support_torch_compile(

@@ -14,7 +14,7 @@ from tide_lm.run import files
 from tide_lm.run.optional import ELSEWHERE
 from tide_lm.run.settings import ModelSection
 from tide_lm.spec import recipes
-from tide_lm.spec.config import check_memory
+from tide_lm.spec.config import REMOVED, check_memory, check_removed
 from tide_lm.spec.recipes import Recipe
 
 _SHIM_MODULE = "modeling_tide"
@@ -45,9 +45,8 @@ class TideConfig(LlamaConfig):
 
     K = 0 is the base model, exactly `LlamaForCausalLM`.
 
-    Extensions that are not in the paper: with `memory_values` the row of block l mod K also joins the values
-    of layer l's attention, times `memory_value_scale`. With `memory_own_block` layer l mixes no other row.
-    With `memory_gate` the mixed rows go through a gate, a matrix and a norm.
+    An extension that is not in the paper: with `memory_values` the row of block l mod K also joins the values
+    of layer l's attention, times `memory_value_scale`.
 
     A packed model has a `memory_store`: the `file` beside its weights that holds the rows, and the
     `fingerprint` of the weights that they belong to.
@@ -60,8 +59,6 @@ class TideConfig(LlamaConfig):
     memory_gain_init: int | float = 1.0
     memory_values: bool = False
     memory_value_scale: int | float = 1.0
-    memory_own_block: bool = False
-    memory_gate: bool = False
     memory_store: dict | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -77,6 +74,9 @@ class TideConfig(LlamaConfig):
                 f"memory_dim is {width} and hidden_size is {self.hidden_size}: memory is added to the "
                 "residual stream with no projection, so they must be equal; leave memory_dim out"
             )
+        check_removed(kwargs)
+        for key in REMOVED:
+            kwargs.pop(key, None)
         super().__post_init__(**{**kwargs, "auto_map": dict(_AUTO_MAP)})
 
     @classmethod
@@ -104,10 +104,6 @@ class TideConfig(LlamaConfig):
                 raise ValueError(f"{name} is {value}: it must be a finite number")
         if self.memory_value_scale < 0:
             raise ValueError(f"memory_value_scale is {self.memory_value_scale}: it must be 0 or more")
-        if self.memory_gate and self.num_memory_blocks and not self.memory_gain_init:
-            raise ValueError(
-                "memory_gain_init is 0, and with memory_gate nothing would be learned: set it to 0.1, say"
-            )
         check_memory(self)
         if self.memory_store is not None:
             _check_store(self.memory_store)

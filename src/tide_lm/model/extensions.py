@@ -3,15 +3,9 @@
 from torch import nn
 from transformers import LlamaConfig
 
-from tide_lm.model.gate import Gated
-from tide_lm.model.own_block import OwnBlock
 from tide_lm.model.values import RowInValues
 
-EXTENSIONS: dict[str, type[RowInValues] | type[OwnBlock] | type[Gated]] = {  # by the setting that turns it on
-    "memory_values": RowInValues,
-    "memory_own_block": OwnBlock,
-    "memory_gate": Gated,
-}
+EXTENSIONS = {"memory_values": RowInValues}  # by the setting that turns it on
 
 
 def extended(layer: type[nn.Module], config: LlamaConfig) -> type[nn.Module]:

@@ -25,9 +25,8 @@ def memory_tensors(config: TideConfig) -> Shapes:
     found: Shapes = {}
     if config.memory_store is None:
         found |= {"model.memory.weight": (V, K, D), "model.memory.norm.weight": (K, D)}
-    slots = 2 if config.memory_own_block else K + 1
     for layer in range(config.num_hidden_layers):
-        found[f"model.layers.{layer}.router.weight"] = (slots, D)
+        found[f"model.layers.{layer}.router.weight"] = (K + 1, D)
     for switch in EXTENSIONS:
         if getattr(config, switch):
             found |= extension_tensors(config, switch)
@@ -75,7 +74,7 @@ def check_tensors(model: str, config: TideConfig, held: Shapes, any_shape: bool)
         if held[name] != shape:
             raise ValueError(
                 f"{model!r} holds {name} of shape {held[name]}, and its config calls for {shape}: give "
-                "num_memory_blocks, memory_own_block and vocab_size as they were saved"
+                "num_memory_blocks and vocab_size as they were saved"
             )
 
 

@@ -130,9 +130,9 @@ class TideDecoderLayer(LlamaDecoderLayer):
         return self.self_attn(hidden_states=n, **kwargs)[0]
 
     def inject(
-        self, h: torch.Tensor | None, update: torch.Tensor | None, logits: torch.Tensor, memory: LayerMemory
+        self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
     ) -> torch.Tensor:
-        """Return `h + update + m`; without h and update, m alone."""
+        """Return `h + update + m`."""
         return ops.memory_mix(h, logits, memory.rows_UKD, memory.index_BT, update, memory.placeholder)
 
 

@@ -32,14 +32,13 @@ class DecodeShape:
     L: int
     V: int
     K: int = 0
-    MIXED: int = 0
     GATES: int = 0
     BITS: int = 0
     ROW_GROUP: int = 32
 
     @property
     def slots(self) -> int:
-        return self.MIXED + 1 if self.MIXED else 0
+        return self.K + 1 if self.K else 0
 
     def why_not(self, device: torch.device) -> str | None:
         """Return what keeps the kernel from these sizes on a device, if anything does."""
@@ -49,7 +48,7 @@ class DecodeShape:
         if self.D % 8 or self.F % 8:
             return "sizes that 8 does not divide"
         if self.slots > 32:
-            return f"more than 31 blocks in a layer ({self.MIXED})"
+            return f"more than 31 blocks ({self.K})"
         try:
             self.macros(*_sizes(device))
         except ValueError as error:

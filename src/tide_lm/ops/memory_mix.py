@@ -13,7 +13,7 @@ from tide_lm.ops.placeholders import Placeholder
 
 
 def memory_mix(
-    residual_BTD: torch.Tensor | None,
+    residual_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
@@ -23,8 +23,7 @@ def memory_mix(
     """Return `residual + update + sum_k alpha_k M_k(v)` with `alpha = softmax(logits)`; the null bank is 0.
 
     `rows_UKD` are normalised rows and `index_BT` says which of them belongs to each position. Without an
-    index there is one row per position, in order (U = B * T), and nothing is gathered. Without a residual
-    the result is the sum over k alone, in float32 at least.
+    index there is one row per position, in order (U = B * T), and nothing is gathered.
 
     With a placeholder, which takes an index, the rows get no gradient here (see memory_rows).
     """
@@ -37,7 +36,7 @@ def memory_mix(
 
 
 def memory_mix_reference(
-    residual_BTD: torch.Tensor | None,
+    residual_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None = None,
@@ -52,8 +51,6 @@ def memory_mix_reference(
     alpha_BTK = router_weights(logits_BTS)[..., :K]
     # Not an einsum: on a CPU its batch of 1 x K products takes several times as long.
     mixed_BTD = (alpha_BTK.unsqueeze(-1) * memory_BTKD).sum(-2)
-    if residual_BTD is None:
-        return mixed_BTD
     if update_BTD is not None:
         residual_BTD = residual_BTD + update_BTD
     return residual_BTD + mixed_BTD.to(residual_BTD.dtype)
@@ -88,7 +85,7 @@ def router_weights(logits_BTS: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("tide_lm::memory_mix", mutates_args=())
 def _memory_mix(
-    residual_BTD: torch.Tensor | None,
+    residual_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
     index_BT: torch.Tensor | None,
@@ -107,13 +104,8 @@ def _memory_mix(
 
 
 @_memory_mix.register_fake
-def _(
-    residual_BTD: torch.Tensor | None, logits_BTS: torch.Tensor, rows_UKD: torch.Tensor, *_: object
-) -> torch.Tensor:
-    if residual_BTD is not None:
-        return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
-    wide = torch.promote_types(logits_BTS.dtype, torch.float32)
-    return logits_BTS.new_empty(*logits_BTS.shape[:-1], rows_UKD.shape[2], dtype=wide)
+def _(residual_BTD: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(residual_BTD, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("tide_lm::memory_mix_backward", mutates_args=())
@@ -150,16 +142,15 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    residual_BTD, logits_BTS, rows_UKD, index_BT, update_BTD, *_, order_N = inputs
-    ctx.has_residual, ctx.has_update = residual_BTD is not None, update_BTD is not None
+    _, logits_BTS, rows_UKD, index_BT, update_BTD, *_, order_N = inputs
+    ctx.has_update = update_BTD is not None
     ctx.save_for_backward(logits_BTS, rows_UKD, index_BT, order_N)
 
 
 def _give(ctx: Any, d_out_BTD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     d_logits_BTS, alpha_BTK = _memory_mix_backward(d_out_BTD, *ctx.saved_tensors)
-    d_residual_BTD = d_out_BTD if ctx.has_residual else None
     d_update_BTD = d_out_BTD if ctx.has_update else None
-    return d_residual_BTD, d_logits_BTS, None, None, d_update_BTD, d_out_BTD, alpha_BTK, None
+    return d_out_BTD, d_logits_BTS, None, None, d_update_BTD, d_out_BTD, alpha_BTK, None
 
 
 _memory_mix.register_autograd(_give, setup_context=_keep)

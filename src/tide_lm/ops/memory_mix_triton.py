@@ -54,9 +54,7 @@ def _mix_kernel(
     for start in range(0, SPAN, BLOCK):
         d = tl.program_id(1) * SPAN + start + tl.arange(0, BLOCK)
         inside = d < D
-        total = tl.zeros((BLOCK,), tl.float32)
-        if residual is not None:
-            total = tl.load(residual + n * D + d, mask=inside, other=0).to(tl.float32)
+        total = tl.load(residual + n * D + d, mask=inside, other=0).to(tl.float32)
         if update is not None:
             total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
         for k in tl.static_range(K):
@@ -183,7 +181,7 @@ def _rows_kernel(
 
 
 def mix(
-    residual_BTD: torch.Tensor | None,
+    residual_BTD: torch.Tensor,
     update_BTD: torch.Tensor | None,
     logits_BTS: torch.Tensor,
     rows_UKD: torch.Tensor,
@@ -192,11 +190,8 @@ def mix(
 ) -> torch.Tensor:
     _, K, D = rows_UKD.shape
     logits_NS = logits_BTS.flatten(0, 1)
-    if residual_BTD is None:
-        out = logits_BTS.new_empty(*logits_BTS.shape[:-1], D, dtype=torch.float32)
-    else:
-        residual_BTD = residual_BTD.contiguous()
-        out = torch.empty_like(residual_BTD)
+    residual_BTD = residual_BTD.contiguous()
+    out = torch.empty_like(residual_BTD)
     N, block = len(logits_NS), min(triton.next_power_of_2(D), 256)
     span = block if N < FEW else D  # few positions are more programs
     _mix_kernel[(N, triton.cdiv(D, span))](

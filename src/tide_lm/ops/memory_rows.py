@@ -31,14 +31,12 @@ def normed_rows(
     layers: int,
     dtype: torch.dtype,
     values: bool = False,
-    own_block: bool = False,
 ) -> tuple[torch.Tensor, Placeholders]:
     """Return RMSNorm of the rows, in `dtype`, and the placeholders through which their gradient comes.
 
-    With `values` the row of block l mod K also joins layer l's values. With `own_block` layer l mixes no
-    other row.
+    With `values` the row of block l mod K also joins layer l's values.
     """
-    rows_UKD, *rest = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, values, own_block, dtype)
+    rows_UKD, *rest = _NormedRows.apply(raw_UKD, gain_KD, eps, index, layers, values, dtype)
     kinds = [rest[start : start + layers] for start in range(0, len(rest), layers)]
     return rows_UKD, Placeholders(
         tuple(
@@ -57,7 +55,6 @@ class _NormedRows(torch.autograd.Function):
         index: RowIndex,
         layers: int,
         values: bool,
-        own_block: bool,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, ...]:
         if use_triton(raw_UKD):
@@ -67,11 +64,10 @@ class _NormedRows(torch.autograd.Function):
         else:
             rows_UKD = (gain_KD * raw_UKD * _inverse_rms(raw_UKD, eps)).to(dtype)
         ctx.save_for_backward(raw_UKD, gain_KD)
-        ctx.eps, ctx.index, ctx.layers, ctx.own_block = eps, index, layers, own_block
+        ctx.eps, ctx.index, ctx.layers = eps, index, layers
         ctx.mark_non_differentiable(rows_UKD)
         ctx.set_materialize_grads(False)
         K, D = gain_KD.shape
-        alphas = 1 if own_block else K
         B, T = index.index_BT.shape
 
         def placeholders(numbers: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -79,7 +75,7 @@ class _NormedRows(torch.autograd.Function):
             return [raw_UKD.new_zeros(1, dtype=dtype).expand(B, T, numbers) for _ in range(layers)]
 
         g_values = placeholders(D, dtype) if values else []
-        return rows_UKD, *placeholders(D, dtype), *placeholders(alphas, raw_UKD.dtype), *g_values
+        return rows_UKD, *placeholders(D, dtype), *placeholders(K, raw_UKD.dtype), *g_values
 
     @staticmethod
     @once_differentiable
@@ -87,22 +83,21 @@ class _NormedRows(torch.autograd.Function):
         raw_UKD, gain_KD = ctx.saved_tensors
         L, K = ctx.layers, len(gain_KD)
         eye_KK = torch.eye(K, dtype=gain_KD.dtype, device=gain_KD.device)
-        own_LK = [eye_KK[layer % K] for layer in range(L)]
         d_out_LBTD, alpha_LBTK = [], []
-        for g, alpha, own_K in zip(given[:L], given[L : 2 * L], own_LK, strict=True):
+        for g, alpha in zip(given[:L], given[L : 2 * L], strict=True):
             if g is not None and alpha is not None:  # the layer was not dropped
                 d_out_LBTD.append(g)
-                alpha_LBTK.append(alpha * own_K if ctx.own_block else alpha)
-        for g_value, own_K in zip(given[2 * L :], own_LK, strict=False):  # of each layer, or of none
+                alpha_LBTK.append(alpha)
+        for layer, g_value in enumerate(given[2 * L :]):  # of each layer, or of none
             if g_value is not None:
                 d_out_LBTD.append(g_value)
-                alpha_LBTK.append(own_K.expand(*g_value.shape[:2], -1))
+                alpha_LBTK.append(eye_KK[layer % K].expand(*g_value.shape[:2], -1))
         if use_triton(raw_UKD):
             from tide_lm.ops.memory_mix_triton import rows_backward
         else:
             rows_backward = rows_backward_reference
         d_raw_UKD, d_gain_KD = rows_backward(raw_UKD, gain_KD, ctx.eps, ctx.index, d_out_LBTD, alpha_LBTK)
-        return d_raw_UKD, d_gain_KD, None, None, None, None, None, None
+        return d_raw_UKD, d_gain_KD, None, None, None, None, None
 
 
 def rows_backward_reference(

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from tide_lm.run import strict
 from tide_lm.run.strict import AtLeastOne
 from tide_lm.spec import presets, recipes
-from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.config import REMOVED, ModelConfig, check_removed
 from tide_lm.spec.recipes import RECIPES, Recipe
 
 
@@ -29,8 +29,6 @@ class ModelSection:
     memory_gain_init: float = 1.0
     memory_values: bool = False
     memory_value_scale: float = 1.0
-    memory_own_block: bool = False
-    memory_gate: bool = False
     tie_word_embeddings: bool = True
 
     @classmethod
@@ -48,8 +46,6 @@ class ModelSection:
             memory_gain_init=float(values.get("memory_gain_init", 1)),
             memory_values=shape.memory_values,
             memory_value_scale=float(values.get("memory_value_scale", 1)),
-            memory_own_block=shape.memory_own_block,
-            memory_gate=shape.memory_gate,
             tie_word_embeddings=shape.tie_word_embeddings,
         )
 
@@ -68,8 +64,6 @@ class ModelSection:
                 vocab_size=self.vocab_size or model.vocab_size,
                 intermediate_size=self.intermediate_size or model.intermediate_size,
                 memory_values=self.memory_values and model.num_memory_blocks > 0,
-                memory_own_block=self.memory_own_block and model.num_memory_blocks > 0,
-                memory_gate=self.memory_gate and model.num_memory_blocks > 0,
                 tie_word_embeddings=self.tie_word_embeddings,
             )
         except ValueError as error:
@@ -180,7 +174,8 @@ MANY_EPOCHS = 20  # passes over the data; more teach a model little but the text
 # Besides its model, what a run cannot change after its first step.
 _FIXED = {"recipe", "data.sequence", "optim.table_moments"}
 _FIXED |= {"train.seed", "train.parts", "train.record_gradients"}
-_REMOVED = ("optim.table_update", "train.lora_rank")  # settings of version 0.1.0
+_REMOVED = {"optim.table_update", "train.lora_rank"}  # settings of version 0.1.0
+_REMOVED |= {f"model.{name}" for name in REMOVED}
 
 
 @dataclass(frozen=True)
@@ -214,8 +209,6 @@ class RunConfig:
         """How the tables are trained, in words."""
         model, optim = self.model, self.optim
         parts = [
-            "one block a layer" if model.memory_own_block else "",
-            "gated" if model.memory_gate else "",
             f"rows in values times {model.memory_value_scale:g}" if model.memory_values else "",
             f"gains from {model.memory_gain_init:g}",
             f"learning rate x{optim.table_lr_multiple:g}",
@@ -380,6 +373,8 @@ def _without_removed(saved: Mapping[str, Any]) -> dict[str, Any]:
             "train.parts is 'lora', and tide-lm 0.1.0 was the last version that can open such a run: open it "
             "with that version, or give its export"
         )
+    if isinstance(model := saved.get("model"), Mapping):
+        check_removed(model)
     return {
         name: {key: value for key, value in given.items() if f"{name}.{key}" not in _REMOVED}
         if isinstance(given, Mapping)

@@ -25,8 +25,6 @@ def why_not(model: PreTrainedModel, batch: int) -> str | None:
         return "weights that are not bfloat16"
     if config.hidden_act != "silu":
         return f"an activation that is {config.hidden_act}, not silu"
-    if getattr(config, "memory_gate", False):
-        return "a gated memory"
     if config.rope_parameters.get("rope_type", "default") not in _ROPES:
         return f"positions of type {config.rope_parameters['rope_type']}"
     for part in (model.lm_head, model.get_input_embeddings()):
@@ -53,7 +51,6 @@ def shape_of(model: PreTrainedModel) -> DecodeShape:
         L=config.num_hidden_layers,
         V=config.vocab_size,
         K=K,
-        MIXED=1 if K and config.memory_own_block else K,
         GATES=config.hidden_size // config.head_dim if K and config.memory_values else 0,
         BITS=packed.bits if packed and not packed.ranks else 0,
         ROW_GROUP=packed.group if packed else 32,

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 _LARGEST = 2**31 - 1
+REMOVED = ("memory_own_block", "memory_gate")  # extensions of version 0.1.0
 
 
 class Place(StrEnum):
@@ -40,19 +42,23 @@ class Residence:
 
 
 def check_memory(config: Any) -> None:
-    """Check that the memory of a `ModelConfig` or `TideConfig` fits its layers."""
-    blocks, layers = config.num_memory_blocks, config.num_hidden_layers
-    if config.memory_own_block and blocks > layers:
-        raise ValueError(
-            f"num_memory_blocks is {blocks}, and with memory_own_block {layers} layers use one each: "
-            f"lower it to {layers}, or set memory_own_block to false"
-        )
+    """Check that the rows of a `ModelConfig` or `TideConfig` fit its layers."""
     values = config.num_key_value_heads * config.head_dim
-    if blocks and config.memory_values and (values < 1 or config.hidden_size % values):
+    if config.num_memory_blocks and config.memory_values and (values < 1 or config.hidden_size % values):
         raise ValueError(
             f"hidden_size is {config.hidden_size}, which the values of all heads, {values}, do not divide: "
             "set memory_values to false"
         )
+
+
+def check_removed(values: Mapping[str, Any]) -> None:
+    """Refuse a model that has an extension of version 0.1.0."""
+    for name in REMOVED:
+        if values.get(name):
+            raise ValueError(
+                f"{name} is {values[name]!r}, and tide-lm 0.1.0 was the last version with that extension: "
+                "use that version, or train a model anew without it"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,6 @@ class ModelConfig:
     head_dim: int
     num_memory_blocks: int = 0
     memory_values: bool = False
-    memory_own_block: bool = False
-    memory_gate: bool = False
     max_position_embeddings: int = 2048
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-5
@@ -93,11 +97,6 @@ class ModelConfig:
                 f"it must divide num_attention_heads, which is {self.num_attention_heads}"
             )
         check_memory(self)
-
-    @property
-    def mixed_blocks(self) -> int:
-        """The number of blocks that one layer's router weighs."""
-        return 1 if self.num_memory_blocks and self.memory_own_block else self.num_memory_blocks
 
     def to_transformers(self) -> dict[str, Any]:
         """Return keyword arguments for `TideConfig` or `LlamaConfig`."""
@@ -142,6 +141,7 @@ class ModelConfig:
             )
         if values.get("memory_dim") not in (None, hidden):
             raise ValueError(f"memory_dim is {values['memory_dim']!r}: it must equal hidden_size, {hidden!r}")
+        check_removed(values)
         rope, tide = values.get("rope_parameters"), values["model_type"] == "tide"
         return cls(
             vocab_size=values["vocab_size"],
@@ -153,8 +153,6 @@ class ModelConfig:
             head_dim=values.get("head_dim") or hidden // heads,
             num_memory_blocks=values["num_memory_blocks"] if tide else 0,
             memory_values=values.get("memory_values", False) if tide else False,
-            memory_own_block=values.get("memory_own_block", False) if tide else False,
-            memory_gate=values.get("memory_gate", False) if tide else False,
             max_position_embeddings=values.get("max_position_embeddings", 2048),
             rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
             rms_norm_eps=values.get("rms_norm_eps", 1e-6),

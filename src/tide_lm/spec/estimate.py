@@ -20,14 +20,13 @@ class Parameters:
     backbone: int
     routers: int
     value_gates: int
-    memory_gates: int
     gains: int
     tables: int
 
     @property
     def resident(self) -> int:
         """The parameters that are in VRAM when the tables are not."""
-        return self.backbone + self.routers + self.value_gates + self.memory_gates + self.gains
+        return self.backbone + self.routers + self.value_gates + self.gains
 
     @property
     def total(self) -> int:
@@ -43,9 +42,8 @@ def count_parameters(model: ModelConfig) -> Parameters:
     embeddings = model.vocab_size * D * (1 if model.tie_word_embeddings else 2)
     return Parameters(
         backbone=embeddings + L * layer + D,
-        routers=L * (model.mixed_blocks + 1) * D if K else 0,
+        routers=L * (K + 1) * D if K else 0,
         value_gates=L * (D // model.head_dim) * D if K and model.memory_values else 0,
-        memory_gates=L * (2 * D + 1) * D if K and model.memory_gate else 0,
         gains=K * D,
         tables=model.vocab_size * K * D,
     )
@@ -79,9 +77,8 @@ def train_flops(model: ModelConfig, sequence: int) -> int:
     L, D = model.num_hidden_layers, model.hidden_size
     parameters = count_parameters(model)
     looked_up = 0 if model.tie_word_embeddings else model.vocab_size * D
-    multiplied = parameters.backbone + parameters.routers - looked_up
-    multiplied += parameters.value_gates + parameters.memory_gates
-    mixed = model.mixed_blocks + (1 if parameters.value_gates else 0)
+    multiplied = parameters.backbone + parameters.routers + parameters.value_gates - looked_up
+    mixed = model.num_memory_blocks + (1 if parameters.value_gates else 0)
     return 6 * multiplied + 6 * L * D * sequence + 6 * L * D * mixed
 
 
@@ -129,8 +126,6 @@ def summary(model: ModelConfig, sequence: int, gpus: int = 1) -> dict[str, Any]:
     return {
         "memory_blocks": model.num_memory_blocks,
         "memory_values": model.memory_values,
-        "memory_own_block": model.memory_own_block,
-        "memory_gate": model.memory_gate,
         "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
         "inference": [
             {

@@ -63,7 +63,6 @@ class Objective(nn.Module):
             config.num_hidden_layers,
             torch.bfloat16 if self.in_bfloat16 else rows.raw_UKD.dtype,
             values=config.memory_values,
-            own_block=config.memory_own_block,
         )
         return Memory(rows_UKD, rows.index.index_BT, placeholders)
 

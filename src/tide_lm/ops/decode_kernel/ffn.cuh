@@ -28,8 +28,7 @@ struct DownAndMemory : Phase<D, 1, F, STATE_DONE> {
     const Layer &l;
     DEVICE DownAndMemory(Worker &w, const Layer &l) : w(w), l(l) {}
     DEVICE float added(int u) {
-        const int block = (MIXED < K ? l.number % LARGER(K, 1) : 0) + w.lane;
-        return w.lane < MIXED ? w.s.rows[(u - first_unit(D, w.block)) * K + block] : 0;
+        return w.lane < K ? w.s.rows[(u - first_unit(D, w.block)) * K + w.lane] : 0;
     }
     DEVICE u64 early(int u, int r) { return r == 0 ? load_relaxed(l.middle + u) : 0; }
     DEVICE void receive() {

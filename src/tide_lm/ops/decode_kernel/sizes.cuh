@@ -10,15 +10,14 @@ typedef long long i64;
 
 // ops/decode.py defines these for a model and a device:
 //   D       hidden size                        K          blocks of memory
-//   F       width of the FFN                   MIXED      blocks that a layer mixes: K, or 1 with its own block alone
-//   H, KV   heads, key heads                   S          slots of the router: MIXED and the null bank; 0 without memory
-//   HD      numbers of a head                  GATES      gates of the rows in attention's values; 0 without
-//   L       layers                             BITS       of packed rows; 0 for tables as trained
-//   V       vocabulary                         ROW_GROUP  numbers of a packed row that share a scale
-//   WARPS   warps that multiply                ROOM       bytes of shared memory
-//   SPLITS  parts of attention's positions     SLOT       bytes of one place in the ring
-//   EARLY   see Worker::wait_for_most          LIMIT      units that are copied into the ring at once
-//   SHARE   of D numbers, how many a block has at most
+//   F       width of the FFN                   S          slots of the router: K and the null bank; 0 without memory
+//   H, KV   heads, key heads                   GATES      gates of the rows in attention's values; 0 without
+//   HD      numbers of a head                  BITS       of packed rows; 0 for tables as trained
+//   L       layers                             ROW_GROUP  numbers of a packed row that share a scale
+//   V       vocabulary                         ROOM       bytes of shared memory
+//   WARPS   warps that multiply                SLOT       bytes of one place in the ring
+//   SPLITS  parts of attention's positions     LIMIT      units that are copied into the ring at once
+//   EARLY   see Worker::wait_for_most          SHARE      of D numbers, how many a block has at most
 
 #define Q (H * HD)                                 // numbers of all queries
 #define QUERIES (H / KV)                           // heads of queries that share a key head
