@@ -298,9 +298,14 @@ class GatedRows(TideForCausalLM):
 
 @strict
 class StemConfig(TideConfig):
-    """STEM. `intermediate_size` is that of layers without rows: those with rows have what the tables give."""
+    """STEM. `intermediate_size` is that of layers without rows: those with rows have what the tables give.
+
+    If `xavier`, rows begin as small as its authors draw them, and else as large as what they replace.
+    """
 
     model_type = "tide-stem"
+
+    xavier: bool = False
 
 
 def stem_columns(config: TideConfig) -> dict[int, tuple[int, int]]:
@@ -312,10 +317,11 @@ def stem_columns(config: TideConfig) -> dict[int, tuple[int, int]]:
 
 
 class StemMemory(RawMemory):
-    """Rows that begin as large as what an up projection gives, which they replace."""
-
-    def draw(self, config: TideConfig) -> None:
-        std = config.initializer_range * config.hidden_size**0.5
+    def draw(self, config: StemConfig) -> None:
+        std = config.initializer_range * config.hidden_size**0.5  # of what an up projection gives
+        if config.xavier:
+            first, last = next(iter(stem_columns(config).values()))
+            std = (2 / (config.vocab_size + last - first)) ** 0.5
         draw_table(self.weight, self.tokens, torch.initial_seed(), std)
 
 
@@ -384,4 +390,5 @@ DESIGNS = {
     "narrow-gate": builder(Narrow, orders=ORDERS),
     "row-gates": builder(GatedRows, orders=ORDERS),
     "stem": builder(Stem),
+    "stem-published": builder(Stem, xavier=True),
 }

@@ -26,7 +26,7 @@ import typer
 
 from studies import test_split
 from studies.data import VALIDATION, Both
-from studies.plan import NARROW, SCALE, SIZES, VALUES, Run
+from studies.plan import GAIN, NARROW, RATE, SCALE, SIZES, VALUES, Run
 from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, prepare_corpus
 from tide_lm.data.shards import Manifest, TokenSplit
@@ -43,6 +43,7 @@ _FFN = "model.intermediate_size"
 _FOR_GATE = {_FFN: 536}  # narrower by the gate's two matrices
 _UNTIED = {"model.tie_word_embeddings": "false"}
 _IN_VALUES = {SCALE: 5.0, VALUES: "true"}
+_GEMMA = {GAIN: 1.0, RATE: 1.0}  # a row is multiplied by 16, and so is what a step changes
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,24 @@ ARMS = {
     "fast embedding": Arm(FAST_EMBEDDING, "best", 0),
     "reinjected convolved": Arm("reinjected-and-convolved", "paper", 0, of_recipe="paper"),
     "base untied": Arm("base", "untied", 0, _UNTIED, "paper"),
+    "paper untied": Arm("tide", "paper, untied", 8, _UNTIED, "paper"),
     "best untied": Arm("tide", "best, untied", 8, _UNTIED),
     "base doubled": Arm("base", "layers twice as large", 0, {_FFN: 1664}, "paper"),
     "base dense": Arm("base", "as many parameters as TIDE", 0, {_FFN: 11_624}, "paper"),
     "stem": Arm("stem", "best", 8),
     "stem equal": Arm("stem", "best, as much compute", 8, {_FFN: 856}),
     "stem paper": Arm("stem", "paper", 8, of_recipe="paper"),
+    "stem published": Arm("stem-published", "as published", 8, of_recipe="paper"),
+    "nanochat values": Arm("nanochat-values", "as published", 8, {RATE: 18.75}),
+    "nanochat values x5": Arm("nanochat-values", "best", 8),
+    "nanochat values small": Arm("nanochat-values", "as published, its own bytes", 2, {RATE: 18.75}),
+    "modded values": Arm("modded-values", "as published", 8, {RATE: 75.0}),
+    "modded values x5": Arm("modded-values", "best", 8),
+    "gemma tables": Arm("gemma-tables", "as published", 8, _GEMMA),
+    "gemma tables equal": Arm("gemma-tables", "as much compute", 8, {**_GEMMA, _FFN: 448}),
+    "gemma tables best": Arm("gemma-tables", "best, as much compute", 8, {_FFN: 448}),
+    "mole": Arm("mole", "as published", 0, of_recipe="paper"),
+    "mole equal": Arm("mole-one", "one expert", 0, of_recipe="paper"),
     "pairs": Arm("pairs", "pairs", 8, _IN_VALUES),
     "pairs gated": Arm("gated-pairs", "pairs, gated", 8, _IN_VALUES | _FOR_GATE),
     "pairs and triples": Arm("pairs-and-triples", "pairs and triples", 8, _IN_VALUES),
@@ -154,6 +167,9 @@ class Tuned:
             "data.verify": "false",
             **arm.settings,
         }
+        vocabulary = Manifest.read(data).vocab_size
+        if vocabulary > presets.get(f"base-{self.size}").model.vocab_size:
+            settings["model.vocab_size"] = vocabulary
         return self._run(settings).config(data, gpu)
 
 
@@ -177,12 +193,13 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     from studies.controls import CONTROLS
     from studies.designs import DESIGNS
     from studies.nulls import NULLS, embedding_as_table
+    from studies.rivals import RIVALS
     from tide_lm.model import TideForCausalLM
     from tide_lm.training.trainer import Trainer
 
     started, folder, arm = time.monotonic(), scratch / run.slug, ARMS[run.arm]
     config = run.config(data, torch.cuda.is_available())
-    build = (CONTROLS | NULLS | DESIGNS).get(arm.model, TideForCausalLM)
+    build = (CONTROLS | NULLS | DESIGNS | RIVALS).get(arm.model, TideForCausalLM)
     trainer = Trainer(config, folder, tell, resume=True, make_model=build, row_lazy=run.row_lazy)
     if arm.model == FAST_EMBEDDING:
         weight = trainer.model.model.embed_tokens.weight
@@ -205,6 +222,7 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
         "warmup": run.warmup,
         "layer_parameters": layers,
         "parameters": trainer.model.num_parameters(),
+        "vocabulary": trainer.model.config.vocab_size,
         "table_bytes": 0 if tables is None else 2 * tables.weight.numel(),  # in 16 bits
     }
     try:

@@ -9,6 +9,7 @@ from studies.controls import CONTROLS, builder
 from studies.designs import DESIGNS, Split, stem_columns
 from studies.nulls import NULLS, Reinjected, ShortConvolution
 from studies.optimum import ARMS, Tuned, layer_parameters
+from studies.rivals import RIVALS
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.run.settings import RunConfig, TrainSection
 from tide_lm.training.build import build_config
@@ -27,12 +28,15 @@ SHAPE = {
     "memory_value_scale": 5.0,
 }
 IDS = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
-OTHER_COMPUTE = {"base doubled", "base dense", "stem", "stem paper"}  # by design: docs/LOG.md
+OTHER_COMPUTE = {"base doubled", "base dense", "stem", "stem paper", "stem published"}  # by design
+OTHER_COMPUTE |= {"gemma tables", "mole", "mole equal"}
+WITHOUT_VALUES = TideForCausalLM, DESIGNS["stem"], DESIGNS["stem-published"]
+OWN_BLOCKS = {"nanochat values small": 2}
 
 
 def made(build, **changes):
     torch.manual_seed(0)
-    shape = {**SHAPE, "memory_values": build not in (TideForCausalLM, DESIGNS["stem"]), **changes}
+    shape = {**SHAPE, "memory_values": build not in WITHOUT_VALUES, **changes}
     return build(TideConfig(**shape)).eval()
 
 
@@ -52,14 +56,14 @@ def of_arm(name):
     config = RunConfig.load(None, [f"{key}={value}" for key, value in settings.items()])
     shape = build_config(config.model, config.data.sequence, SimpleNamespace(bos_token_id=0, eos_token_id=1))
     with torch.device("meta"):
-        return (CONTROLS | NULLS | DESIGNS).get(arm.model, TideForCausalLM)(shape)
+        return (CONTROLS | NULLS | DESIGNS | RIVALS).get(arm.model, TideForCausalLM)(shape)
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arm_has_tides_tables_and_as_much_in_its_layers(name):
     model = of_arm(name)
     tables = sum(weight.numel() for key, weight in model.named_parameters() if key.endswith("memory.weight"))
-    assert tables == (8 * 32_768 * 256 if ARMS[name].k else 0)
+    assert tables == (OWN_BLOCKS.get(name, 8) * 32_768 * 256 if ARMS[name].k else 0)
     layers = sum(weight.numel() for weight in model.model.layers.parameters())
     if name not in OTHER_COMPUTE:
         assert layers == pytest.approx(layer_parameters(Tuned.size), rel=0.02)
@@ -81,7 +85,7 @@ def test_stem_as_published_has_fewer_parameters_in_its_layers():
 def test_a_design_without_its_rows_is_the_base(name):
     model, without = made(DESIGNS[name]), base(intermediate_size=40 if name == "narrow-gate" else 48)
     with torch.no_grad():
-        if name == "stem":  # which has no FFN then in a layer with rows
+        if name.startswith("stem"):  # which has no FFN then in a layer with rows
             model.model.memory.weight.zero_()
             without.model.layers[1].mlp.down_proj.weight.zero_()
         elif name == "scalars":
@@ -206,3 +210,10 @@ def test_gated_pairs_gate_what_pairs_look_up():
     assert not torch.allclose(logits(gated), logits(pairs), atol=1e-3)
     added = {name.split(".", 3)[-1] for name in gated.state_dict().keys() - pairs.state_dict().keys()}
     assert added == {f"memory_gate.{part}.weight" for part in ("gate", "out", "norm")}
+
+
+def test_rows_as_published_begin_as_small_as_the_table_is_long():
+    drawn = made(DESIGNS["stem-published"]).model.memory.weight.std()
+    assert drawn.item() == pytest.approx((2 / (64 + 256)) ** 0.5, rel=0.02)
+    drawn = made(DESIGNS["stem"]).model.memory.weight.std()
+    assert drawn.item() == pytest.approx(0.02 * 32**0.5, rel=0.02)
