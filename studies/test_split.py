@@ -63,6 +63,15 @@ def _untouched(part: sources.Part) -> Iterator[sources.Document]:
             yield name, text
 
 
+def documents(shared: Path) -> list[Document]:
+    """The documents of the split in the order of its list; they must be there, as they were listed."""
+    found = {document.sha256: document for document in _read(shared, "more/*_*")}
+    listed = json.loads(LISTED.read_text(encoding="utf-8"))["documents"]
+    if missing := [document["id"] for document in listed if document["sha256"] not in found]:
+        raise ValueError(f"{shared} lacks {len(missing)} documents of the test split, such as {missing[0]!r}")
+    return [found[document["sha256"]] for document in listed]
+
+
 def choose(shared: Path) -> list[Document]:
     """Choose articles and whole authors of the new text that share almost nothing with all other text."""
     candidates = _candidate_articles(shared) + _candidate_books(shared)

@@ -85,9 +85,7 @@ def document_tokens(
     if (Path(source) / MANIFEST).exists():
         yield _held_out(Path(source), tokenizer)
         return
-    backend = tokenizers.plain_backend(tokenizer).to_str()
-    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    encoder = Encoder(backend, "int64", first)
+    encoder = document_encoder(tokenizer)
 
     def tokens(parts: Iterator[str]) -> Iterator[np.ndarray]:
         for piece in encoder.pieces(parts):
@@ -97,6 +95,12 @@ def document_tokens(
 
     for parts in sources.streams(source, text_field):
         yield tokens(parts)
+
+
+def document_encoder(tokenizer: PreTrainedTokenizerBase) -> Encoder:
+    """Return what encodes a document, with BOS or EOS before its first token."""
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return Encoder(tokenizers.plain_backend(tokenizer).to_str(), "int64", first)
 
 
 def _held_out(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:

@@ -34,7 +34,7 @@ class HeldOut:
             self.inputs.validation, sequence, train.validation_sequences, size, rank, world_size
         )
         losses = LossByBin(self.inputs.bins)
-        with self._evaluating(), torch.no_grad():
+        with self.evaluating(), torch.no_grad():
             for inputs, targets in windows:
                 targets_N = targets.flatten().to(self.device)
                 if not len(targets_N):  # a rank without a window left takes part in the collectives
@@ -49,7 +49,7 @@ class HeldOut:
         """Return what the model writes at the beginning of a document, the likeliest token each time."""
         start = self.inputs.manifest.bos_token_id
         ids = torch.tensor([[0 if start is None else start]], device=self.device)
-        with self._evaluating(), self.objective.precision(self.device):
+        with self.evaluating(), self.objective.precision(self.device):
             parallel.unshard(self.objective)
             written = self.objective.model.generate(
                 ids,
@@ -62,7 +62,7 @@ class HeldOut:
         return self.inputs.tokenizer.decode(written[0], skip_special_tokens=True)
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Put the model into evaluation, not compiled: validation and generation have other shapes."""
         if self.rows is not None:
             self.rows.flush()
