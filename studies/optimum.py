@@ -1,30 +1,23 @@
-"""The study at the optimum: each arm at its own best rate, at 20 tokens for each parameter of the layers.
+"""The study at the optimum: its arms, and how one run of an arm is named, trained and recorded.
 
-`python -m studies.optimum prepare SHARED` encodes the old and the new text without the test split, and
-`python -m studies.optimum run NAME ...` trains runs by name, such as "base, 0.004". Processes side by side
-share them out. Each run leaves one JSON file, and `collect` puts these into one, a line each.
+`python -m studies.optimum` has the commands, which are in `optimum_commands.py`. A run has a name, such as
+"base, 0.004" or "best, 0.004, beta2 0.99, seed 1, test", and leaves one JSON file.
 """
 
 import gc
 import json
-import math
 import re
 import shutil
-import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from studies import test_split
+from studies import test_reading, test_split
 from studies.data import VALIDATION, Both
 from studies.plan import GAIN, NARROW, RATE, SCALE, SIZES, VALUES, Run
 from tide_lm.data import sources
@@ -34,9 +27,14 @@ from tide_lm.run import files
 from tide_lm.run.provenance import write_record
 from tide_lm.run.settings import RunConfig
 from tide_lm.spec import presets
-from tide_lm.spec.estimate import count_parameters
+from tide_lm.spec.estimate import count_parameters, train_flops
 
 TOKENS_PER_PARAMETER = 20
+FLOPS = 215e12  # per second, of all processes on one H200 together
+SIDE_BY_SIDE = 6  # processes that fill one H200
+TABLES_COST = 1.4  # what a run with tables takes, as a multiple of one without
+START = 30  # seconds until a run takes its first steps
+LOST = 120  # seconds of training at most, if a process is killed
 
 FAST_EMBEDDING = "fast-embedding"
 _FFN = "model.intermediate_size"
@@ -99,7 +97,7 @@ ARMS = {
     "narrow gate": Arm("narrow-gate", "narrow gate, pairs", 8, _IN_VALUES),
     "row gates": Arm("row-gates", "gates for rows, convolution, pairs", 8, _IN_VALUES),
 }
-_NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\w.]+)*)")
+_NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\w.]+)*)(?P<test>, test)?")
 
 
 def layer_parameters(size: str) -> int:
@@ -110,7 +108,10 @@ def layer_parameters(size: str) -> int:
 
 @dataclass(frozen=True)
 class Tuned:
-    """One run of an arm; `tokens` are for each parameter of the base's layers, and 0 is the size's batch."""
+    """One run of an arm; `tokens` are for each parameter of the base's layers, and 0 is the size's batch.
+
+    With `test` it reads the test split when it is trained.
+    """
 
     arm: str
     rate: float
@@ -120,13 +121,14 @@ class Tuned:
     tokens: float = TOKENS_PER_PARAMETER
     warmup: float = 0.1
     beta2: float = 0.95
+    test: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch", self.batch or SIZES[self.size].batch)
 
     @classmethod
     def named(cls, name: str) -> "Tuned":
-        """The run of a name such as "best, 0.004" or "base, 0.004, batch 32, seed 1"."""
+        """The run of a name such as "best, 0.004" or "base, 0.004, batch 32, seed 1, test"."""
         found = _NAME.fullmatch(name)
         if found is None or found["arm"] not in ARMS:
             raise ValueError(f"{name!r} names no run: write ARM, RATE with ARM one of {', '.join(ARMS)}")
@@ -135,12 +137,32 @@ class Tuned:
         more = dict(part.split(" ") for part in found["more"].split(", ")[1:])
         if unknown := [key for key in more if key not in kinds]:
             raise ValueError(f"{name!r} sets {unknown[0]!r}: set {', '.join(kinds)}")
-        return cls(found["arm"], float(found["rate"]), **{k: kinds[k](value) for k, value in more.items()})
+        values = {key: kinds[key](value) for key, value in more.items()}
+        return cls(found["arm"], float(found["rate"]), test=bool(found["test"]), **values)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Tuned":
+        """The run that a record is of."""
+        same = {key: record[key] for key in ("size", "batch", "seed", "warmup")}
+        tokens, beta2 = record["tokens_per_parameter"], record["config"]["optim"]["beta2"]
+        return cls(
+            record["name"], record["peak_rate"], tokens=tokens, beta2=beta2, test="test" in record, **same
+        )
+
+    @property
+    def name(self) -> str:
+        """Return the arm, the rate, and what is not as usual."""
+        usual = {"size": Tuned.size, "batch": SIZES[self.size].batch}
+        usual |= {key: getattr(Tuned, key) for key in ("seed", "tokens", "warmup", "beta2")}
+        differs = {key: value for key in usual if (value := getattr(self, key)) != usual[key]}
+        more = [f"{key} {value if key == 'size' else f'{value:g}'}" for key, value in differs.items()]
+        return ", ".join([self.arm, f"{self.rate:g}", *more, *["test"] * self.test])
 
     @property
     def slug(self) -> str:
         name = f"{self.size} {self.arm} rate {self.rate:g} batch {self.batch} seed {self.seed}"
         name += f" tokens {self.tokens:g} warmup {self.warmup:g} beta2 {self.beta2:g}"
+        name += " test" if self.test else ""
         return re.sub(r"[^a-z0-9.]+", "-", name)
 
     def _run(self, settings: Mapping[str, Any]) -> Run:
@@ -151,9 +173,22 @@ class Tuned:
     def row_lazy(self) -> bool:
         return self._run({}).row_lazy
 
-    def config(self, data: Path, gpu: bool) -> RunConfig:
+    @property
+    def steps(self) -> int:
+        return int(self.tokens * layer_parameters(self.size) / (SIZES[self.size].sequence * self.batch))
+
+    def seconds(self, processes: int = SIDE_BY_SIDE, done: int = 0) -> float:
+        """Estimate how long it takes after the steps that are done, one of so many processes on one H200."""
         arm, sequence = ARMS[self.arm], SIZES[self.size].sequence
-        steps = int(self.tokens * layer_parameters(self.size) / (sequence * self.batch))
+        preset = f"tide-{arm.k}e-{self.size}" if arm.k else f"base-{self.size}"
+        settings = {"recipe": arm.of_recipe, "model.preset": preset, **arm.settings}
+        shape = RunConfig.load(None, [f"{key}={value}" for key, value in settings.items()]).model.shape()
+        flops = (self.steps - done) * self.batch * sequence * train_flops(shape, sequence)
+        return START + (TABLES_COST if arm.k else 1) * flops * processes / FLOPS
+
+    def config(self, data: Path, gpu: bool) -> RunConfig:
+        arm, steps = ARMS[self.arm], self.steps
+        a_step = (self.seconds() - START) / steps
         settings = {
             "optim.max_lr": self.rate,
             "optim.min_lr": self.rate / 10,
@@ -163,7 +198,7 @@ class Tuned:
             "train.steps": steps,
             "train.batch": self.batch,
             "train.validate_every": -(-steps // 4),
-            "train.checkpoint_every": steps,
+            "train.checkpoint_every": min(max(int(LOST / a_step), 1), steps),
             "data.verify": "false",
             **arm.settings,
         }
@@ -174,12 +209,18 @@ class Tuned:
 
 
 def prepare_all(shared: Path, out: Path, tokenizer: str | None) -> Manifest:
-    """Encode all text but the test split; a tokenizer is trained on every fourth document of it."""
+    """Encode all text but the test split, which is put beside it as it is.
+
+    A tokenizer is trained on every fourth document of what is encoded.
+    """
+    untouched = test_split.documents(shared)
     settings = Settings("corpus and more", tokenizer, 32_768, validation=0.0)
     training = test_split.training(shared)
     sample = [sources.Part(part.name, partial(_every_fourth, part)) for part in training]
     held_out = sources.parts(str(shared / "corpus" / VALIDATION))
-    return prepare_corpus(Both(training, held_out), sample, settings, out)
+    manifest = prepare_corpus(Both(training, held_out), sample, settings, out)
+    test_reading.write(untouched, out)
+    return manifest
 
 
 def _every_fourth(part: sources.Part) -> Iterator[sources.Document]:
@@ -245,6 +286,8 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
         "tokens_per_s": metrics[-1]["timing"]["tokens_per_s"] if metrics else None,
         "config": config.to_dict(),
     }
+    if run.test:
+        record["test"] = test_reading.read(trainer, data) if validation["loss"] else []
     del trainer
     torch.compiler.reset()  # after a few shapes it would compile no more
     gc.collect()
@@ -257,23 +300,30 @@ def train_all(
     plan: Sequence[Tuned], data: Path, scratch: Path, kept: Path, until: float, tell: Callable[[str], None]
 ) -> None:
     """Train what is not kept yet and no other process is at; begin nothing after the time `until`."""
-    scratch.mkdir(parents=True, exist_ok=True)
     for run in plan:
-        done = kept / f"{run.slug}.json"
-        if done.exists() or time.time() > until:
-            continue
-        with ExitStack() as held:
-            try:
-                lock = files.locked(scratch / f"{run.slug}.lock", f"{run.slug} is left to another process")
-                held.enter_context(lock)
-            except ValueError as busy:
+        if time.time() <= until:
+            train_kept(run, data, scratch, kept, tell)
+
+
+def train_kept(
+    run: Tuned, data: Path, scratch: Path, kept: Path, tell: Callable[[str], None], quiet: bool = False
+) -> bool:
+    """Train a run unless it is kept, and return whether it is; it is not while another process is at it."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    done = kept / f"{run.slug}.json"
+    with ExitStack() as held:
+        try:
+            lock = files.locked(scratch / f"{run.slug}.lock", f"{run.name} is left to another process")
+            held.enter_context(lock)
+        except ValueError as busy:
+            if not quiet:
                 tell(str(busy))
-                continue
-            if done.exists():  # by now
-                continue
+            return False
+        if not done.exists():
             record = train_one(run, data, scratch, tell)
             write_record(done, record, run.seed)
-        tell(f"{run.slug}: loss {record['val_loss']} after {record['seconds']} s")
+            tell(f"{run.name}: loss {record['val_loss']} after {record['seconds']} s")
+    return True
 
 
 def collect(kept: Path, out: Path) -> int:
@@ -285,136 +335,7 @@ def collect(kept: Path, out: Path) -> int:
     return len(records)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, one per line, by size, arm, tokens, batch, warm-up, beta2, rate and seed."""
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return sorted(records, key=_order)
-
-
-def _order(r: Mapping[str, Any]) -> tuple[Any, ...]:
-    schedule = -r["batch"], -r["warmup"], beta2(r), r["peak_rate"]
-    return list(SIZES).index(r["size"]), r["name"], r["tokens"], *schedule, r["seed"]
-
-
-def beta2(record: Mapping[str, Any]) -> float:
-    """How long the optimiser remembers squares."""
-    return float(record["config"]["optim"]["beta2"])
-
-
-def best_losses(records: Sequence[Mapping[str, Any]], arm: str, size: str = Tuned.size) -> dict[int, float]:
-    """The loss of an arm by its tokens: at the rate and beta2 that are best there, the mean over its seeds.
-
-    A rate at which a seed was not finite does not count.
-    """
-    usual = arm, size, SIZES[size].batch, Tuned.warmup
-    losses = defaultdict[int, dict[tuple[float, float], list[float]]](lambda: defaultdict(list))
-    for record in records:
-        if (record["name"], record["size"], record["batch"], record["warmup"]) == usual:
-            loss = math.inf if record["val_loss"] is None else record["val_loss"]
-            losses[record["tokens"]][record["peak_rate"], beta2(record)].append(loss)
-    best = {tokens: min(map(fmean, rates.values())) for tokens, rates in sorted(losses.items())}
-    return {tokens: loss for tokens, loss in best.items() if math.isfinite(loss)}
-
-
-def tokens_needed(losses: Mapping[int, float], loss: float) -> float | None:
-    """The tokens at which a line through runs, straight over log tokens, comes to a loss.
-
-    It is None if no two neighbouring runs have the loss between them: the line is not drawn any further.
-    """
-    for (fewer, higher), (more, lower) in pairwise(sorted(losses.items())):
-        if lower <= loss <= higher and lower < higher:
-            return fewer * (more / fewer) ** ((higher - loss) / (higher - lower))
-    return None
-
-
-def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Write all runs as a Markdown table, with validation losses."""
-    columns = "size", "arm", "tokens per parameter", "batch", "warm-up", "beta2", "peak rate", "seed"
-    columns += "loss", "rarest", "commonest"
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for r in records:
-        shown = "not finite | |"
-        if r["val_loss"] is not None:
-            losses = (r["val_loss"], r["loss_by_decile"][0], r["loss_by_decile"][-1])
-            shown = " | ".join(f"{loss:.3f}" for loss in losses)
-        lines.append(
-            f"| {r['size']} | {r['name']} | {r['tokens_per_parameter']:g} | {r['batch']} | {r['warmup']:g} "
-            f"| {beta2(r):g} | {r['peak_rate']:g} | {r['seed']} | {shown} |"
-        )
-    return "\n".join(lines)
-
-
-app = typer.Typer(help="The study at the optimum.", no_args_is_help=True, add_completion=False)
-_DATA = Annotated[Path, typer.Option("--data", help="Prepared data.")]
-_KEPT = Annotated[Path, typer.Option("--kept", help="The folder for a JSON file per run.")]
-
-
-@app.command()
-def prepare(
-    shared: Annotated[Path, typer.Argument(help="A folder with the folders corpus and more.")],
-    out: _DATA = Path("data/optimum"),
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="One that is trained already.")] = None,
-) -> None:
-    """Encode the text without the test split."""
-    made = prepare_all(shared, out, tokenizer)
-    tokens = {split: sum(shard.tokens for shard in shards) for split, shards in made.splits.items()}
-    typer.echo(f"{out}: {made.vocab_size:,} ids; " + ", ".join(f"{n:,} to {s}" for s, n in tokens.items()))
-
-
-@app.command()
-def run(
-    names: Annotated[list[str], typer.Argument(help='Runs in their order, such as "base, 0.004".')],
-    data: _DATA = Path("data/optimum"),
-    scratch: Annotated[Path, typer.Option("--scratch", help="Where models are trained.")] = Path(
-        "runs/optimum"
-    ),
-    kept: _KEPT = Path("runs/optimum-kept"),
-    seconds: Annotated[float, typer.Option("--seconds", help="Begin no run later than that.")] = 1e9,
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Processes side by side: six fill a large GPU.")
-    ] = 1,
-) -> None:
-    """Train the runs that are not done yet; stopped by a signal, they go on when it is called again."""
-    plan, begun = [Tuned.named(name) for name in names], time.time()
-    if processes == 1:
-        train_all(plan, data, scratch, kept, begun + seconds, typer.echo)
-        return
-    options = {"--data": data, "--scratch": scratch, "--kept": kept, "--seconds": seconds}
-    words = [str(word) for option in options.items() for word in option]
-    command = [sys.executable, "-u", "-m", "studies.optimum", "run", *names, *words]
-    from studies.runner import side_by_side
-
-    raise typer.Exit(side_by_side(processes, command, scratch, typer.echo))
-
-
-@app.command(name="collect")
-def collect_records(
-    out: Annotated[Path, typer.Argument(help="The file to write, one record per line.")],
-    kept: _KEPT = Path("runs/optimum-kept"),
-) -> None:
-    """Put the records of all runs into one file."""
-    typer.echo(f"{out}: {collect(kept, out)} runs")
-
-
-@app.command()
-def show(
-    records: Annotated[Path, typer.Argument(help="What `collect` wrote.")] = Path(
-        "results/study/optimum.jsonl"
-    ),
-) -> None:
-    """Print all runs, and the tokens that each arm saves at the loss of the base with most tokens."""
-    found = read(records)
-    typer.echo(table(found))
-    tokens, loss = list(best_losses(found, "base").items())[-1]
-    for arm in ARMS:
-        if needed := tokens_needed(best_losses(found, arm), loss):
-            typer.echo(
-                f"{arm}: {needed:,.0f} tokens for {loss:.4f}; the base's / these: {tokens / needed:.2f}"
-            )
-
-
 if __name__ == "__main__":
-    try:
-        app()
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
+    from studies.optimum_commands import main
+
+    main()

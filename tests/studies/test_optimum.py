@@ -1,8 +1,11 @@
-"""Runs at the optimum: their names and settings, tokens saved, the split that stays unread, null models."""
+"""Runs at the optimum: their names and settings, the split that stays unread, null models."""
 
 import hashlib
 import json
 import lzma
+import os
+import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,8 @@ import torch
 
 from studies import optimum, test_split
 from studies.nulls import Pairs, PairsConfig, Reinjected, ReinjectedConfig, embedding_as_table
-from studies.optimum import Tuned, best_losses, beta2, read, tokens_needed
+from studies.optimum import Tuned
+from studies.optimum_summary import read
 from tide_lm.model import TideConfig, TideForCausalLM
 
 SIZES = {
@@ -45,36 +49,13 @@ def test_rates_follow_the_peak_and_tokens_the_layers(prepared):
         assert 0 <= 2 * parameters - 512 * train.batch * train.steps < 512 * train.batch
 
 
-def test_tokens_to_a_loss_are_read_off_a_line_over_their_logarithm():
-    losses = {100: 5.0, 400: 4.0, 1600: 3.5}
-    assert tokens_needed(losses, 4.5) == pytest.approx(200)
-    assert tokens_needed(losses, 3.75) == pytest.approx(800)
-    assert tokens_needed(losses, 5.5) is None
-    assert tokens_needed(losses, 3.0) is None
-
-
-def test_an_arm_counts_at_its_best_rate_with_the_mean_of_its_seeds():
-    def record(rate, loss, seed=0, batch=64, name="base", warmup=0.1, beta2=0.95, size="6m"):
-        run = {"name": name, "size": size, "batch": batch, "tokens": 9, "peak_rate": rate, "seed": seed}
-        return {**run, "warmup": warmup, "config": {"optim": {"beta2": beta2}}, "val_loss": loss}
-
-    records = [record(1, 4.0), record(1, 4.2, seed=1), record(2, 4.5), record(2, None, seed=1)]
-    records += [record(1, 3.0, batch=32), record(1, 3.0, name="best"), record(1, 3.0, warmup=0.05)]
-    records += [record(1, 4.3, beta2=0.99), record(1, 3.0, size="small", batch=32)]
-    assert best_losses(records, "base") == {9: pytest.approx(4.1)}
-
-
 def test_the_runs_that_are_kept_are_all_of_arms_and_named_once():
     records = read(Path(optimum.__file__).parents[1] / "results" / "study" / "optimum.jsonl")
-    assert {record["name"] for record in records} <= optimum.ARMS.keys()
-    keys = [
-        (
-            *(record[key] for key in ("size", "name", "tokens", "batch", "warmup", "peak_rate", "seed")),
-            beta2(record),
-        )
-        for record in records
-    ]
-    assert len(set(keys)) == len(keys)
+    runs = [Tuned.of(record) for record in records]
+    assert {run.arm for run in runs} <= optimum.ARMS.keys()
+    assert len(set(runs)) == len(runs)
+    assert all(Tuned.named(run.name) == run for run in runs)
+    assert all(512 * run.batch * run.steps == r["tokens"] for run, r in zip(runs, records, strict=True))
 
 
 def test_what_is_in_the_split_is_not_trained_on(tmp_path, monkeypatch):
@@ -137,3 +118,37 @@ def test_an_embedding_that_learns_as_a_table_does_has_a_group_of_its_own():
     first, second = optimizer.param_groups
     assert first["params"] == [other]
     assert (second["params"], second["weight_decay"], second["lr_multiple"]) == ([embedding], 0.0, 5.0)
+
+
+@pytest.fixture
+def with_test_split(prepared, tmp_path):
+    """Prepared data with two documents of a test split."""
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    text = "It was a dark night, and nobody was there to see it. " * 10
+    documents = [{"id": "enwiki-1", "text": text}, {"id": "book-a/b", "text": f"{text}\n\nII\n\n{text}"}]
+    (data / "test_split.jsonl").write_text("".join(json.dumps(d) + "\n" for d in documents))
+    return data
+
+
+def test_a_stopped_run_goes_on_and_then_reads_the_test_split(with_test_split, tmp_path):
+    run = Tuned.named("best, 0.004, size tiny, tokens 0.02, test")
+    places = with_test_split, tmp_path / "scratch", tmp_path / "kept"
+    heard = []
+
+    def stop(line):
+        if line.startswith("step"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        optimum.train_kept(run, *places, stop)
+    assert not list(places[2].glob("*"))
+    optimum.train_kept(run, *places, heard.append)
+    assert any(line.startswith("resumed from step") for line in heard)
+    record = json.loads((places[2] / f"{run.slug}.json").read_text())
+    assert Tuned.of(record) == run
+    assert record["tokens"] == run.steps * run.batch * 64
+    assert [piece[0] for piece in record["test"]] == ["enwiki-1", "book-a/b", "book-a/b"]
+    assert record["test"][0][3] == len("It was a dark night, and nobody was there to see it. " * 10)
+    assert all(0 < nats / tokens < 20 for _, nats, tokens, _ in record["test"])
+    assert not (places[1] / run.slug).exists()

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from studies import test_reading, test_split
+from studies.optimum import Tuned
+from studies.optimum_commands import app
 from studies.test_reading import Piece, of_documents, pieces
 from tide_lm.evaluation.perplexity import Windows, document_encoder, perplexity
 
@@ -122,3 +124,13 @@ def test_the_split_is_written_in_the_order_of_its_list(tmp_path, monkeypatch):
     listing("text 2", "another")
     with pytest.raises(ValueError, match="lacks 1 documents of the test split, such as 'another'"):
         test_split.documents(tmp_path)
+
+
+def test_a_run_reads_the_split_once(tmp_path):
+    run = Tuned.named("base, 0.004, test")
+    record = {"name": "base", "size": "6m", "batch": run.batch, "seed": 0, "warmup": 0.1, "peak_rate": 0.004}
+    record |= {"tokens": 1, "tokens_per_parameter": 20.0, "val_loss": 4.0, "test": []}
+    record["config"] = {"optim": {"beta2": 0.95}}
+    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(ValueError, match=r"'base, 0\.004, test' has read the test split"):
+        app(["run", run.name, "--records", str(tmp_path / "records.jsonl")], standalone_mode=False)
