@@ -51,7 +51,7 @@ class InputOnlyModel(TideModel):
         memory = self.memory_for(input_ids, memory)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        added = self.share * memory.rows_UKD.sum(1).view_as(inputs_embeds)
+        added = self.share * memory.rows_UJD.sum(1).view_as(inputs_embeds)
         if issubclass(self.layer_class(self.config), TideDecoderLayer):
             dropped = checked_layers(kwargs.get("drop_memory_layers"), len(self.layers))
             kwargs |= {"memory": memory, "drop_memory_layers": dropped}
@@ -77,7 +77,7 @@ class WideInputMemory(EmbeddingMemory):
         K, D = config.num_memory_blocks, config.hidden_size
         self.projection = nn.Linear(K * D, D, bias=False)
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, *_: object) -> Memory:
         rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
         return Memory(self.projection(rows).unsqueeze(1))
 

@@ -56,7 +56,7 @@ class SplitLayer(RowInValues, TideDecoderLayer):
     def inject(
         self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
     ) -> torch.Tensor:
-        few = memory._replace(rows_UKD=memory.rows_UKD[:, : self.mixed])
+        few = memory._replace(rows_UJD=memory.rows_UJD[:, : self.mixed])
         return super().inject(h, update, logits, few)
 
 
@@ -96,7 +96,7 @@ class PairRowsMemory(EmbeddingMemory):
         self.weight = nn.Parameter(torch.empty(V * sum(self.shares), K // len(self.orders), D))
         self.vocabulary = V
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, *_: object) -> Memory:
         keys, first = [], 0
         for part, (order, share) in enumerate(zip(self.orders, self.shares, strict=True)):
             keys.append(first + hashed(input_ids_BT, order, part) % (share * self.vocabulary))
@@ -129,7 +129,7 @@ class RawMemory(EmbeddingMemory):
         super().__init__(config)
         del self.norm
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, *_: object) -> Memory:
         rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
         return Memory(rows.unflatten(-1, self.weight.shape[1:]))
 
@@ -279,7 +279,7 @@ class RowGatesLayer(TideDecoderLayer):
         self.router = self.router_weights = nn.Identity()
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, n: torch.Tensor, memory: LayerMemory) -> Any:
-        rows_BTKD = memory.rows_UKD.view(*h.shape[:2], -1, h.shape[-1]).to(h.dtype)
+        rows_BTKD = memory.rows_UJD.view(*h.shape[:2], -1, h.shape[-1]).to(h.dtype)
         return h + update + self.convolution(self.row_gates(n.to(h.dtype), rows_BTKD))
 
 
@@ -322,7 +322,7 @@ class StemMemory(RawMemory):
         if config.xavier:
             first, last = next(iter(stem_columns(config).values()))
             std = (2 / (config.vocab_size + last - first)) ** 0.5
-        draw_table(self.weight, self.tokens, torch.initial_seed(), std)
+        draw_table(self.weight, self.own, torch.initial_seed(), std)
 
 
 class StemFFN(nn.Module):
@@ -357,7 +357,7 @@ class StemLayer(TideDecoderLayer):
         n = self.post_attention_layernorm(h)
         if not self.has_rows:
             return h + self.mlp(n)
-        return h if memory is None else h + self.mlp(n, memory.rows_UKD)
+        return h if memory is None else h + self.mlp(n, memory.rows_UJD)
 
 
 class StemModel(TideModel):

@@ -29,7 +29,7 @@ class OwnBlockLayer(TideDecoderLayer):
         self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
     ) -> torch.Tensor:
         own_U1D = memory.own_row_UD.unsqueeze(1)
-        return super().inject(h, update, logits, memory._replace(rows_UKD=own_U1D))
+        return super().inject(h, update, logits, memory._replace(rows_UJD=own_U1D))
 
 
 class AmongAllBlocks(nn.Module):

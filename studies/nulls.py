@@ -128,7 +128,7 @@ class PairsMemory(EmbeddingMemory):
         if len(self.orders) != config.num_memory_blocks:
             raise ValueError(f"{len(self.orders)} orders are given for {config.num_memory_blocks} blocks")
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
+    def forward(self, input_ids_BT: torch.Tensor, *_: object) -> Memory:
         V, K, D = self.weight.shape
         keys = [hashed(input_ids_BT, order, k) % V * K + k for k, order in enumerate(self.orders)]
         raw_UKD = nn.functional.embedding(torch.stack(keys, -1).flatten(0, 1), self.weight.view(V * K, D))

@@ -19,7 +19,7 @@ from typing import Any
 
 from studies import test_reading, test_split
 from studies.data import VALIDATION, Both
-from studies.plan import GAIN, NARROW, RATE, SCALE, SIZES, VALUES, Run
+from studies.plan import GAIN, NARROW, PAIRS, RATE, SCALE, SIZES, VALUES, Run
 from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, prepare_corpus
 from tide_lm.data.shards import Manifest, TokenSplit
@@ -89,7 +89,7 @@ ARMS = {
     "pairs gated": Arm("gated-pairs", "pairs, gated", 8, _IN_VALUES | _FOR_GATE),
     "pairs and triples": Arm("pairs-and-triples", "pairs and triples", 8, _IN_VALUES),
     "pairs in values": Arm("split", "pairs and triples in values", 8, _IN_VALUES),
-    "pairs one hash": Arm("pair-rows", "pairs by one hash", 8, _IN_VALUES),
+    "pairs one hash": Arm("tide", "pairs by one hash", 8, _IN_VALUES | {PAIRS: "true"}),
     "pairs in three": Arm("pair-rows-of-three", "3 V rows of pairs, 2 blocks a row", 4, _IN_VALUES),
     "pairs in seven": Arm("pair-rows-of-seven", "7 V rows of pairs, 1 block a row", 2, _IN_VALUES),
     "pairs by three hashes": Arm("pair-rows-by-three-hashes", "pairs by three hashes", 8, _IN_VALUES),

@@ -12,7 +12,7 @@ from tide_lm.spec.presets import PAPER_BLOCKS
 from tide_lm.spec.recipes import RECIPES
 
 GAIN, RATE, DECAY = "model.memory_gain_init", "optim.table_lr_multiple", "optim.table_weight_decay"
-VALUES, SCALE = "model.memory_values", "model.memory_value_scale"
+VALUES, SCALE, PAIRS = "model.memory_values", "model.memory_value_scale", "model.memory_pairs"
 
 
 @dataclass(frozen=True)

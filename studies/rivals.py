@@ -57,8 +57,8 @@ class RowLayer(TideDecoderLayer):
         routed = kwargs.pop("output_router_weights", False)
         own = None
         if self.columns is not None and not dropped:
-            row_UC = memory.rows_UKD.flatten(1)[:, slice(*self.columns)]
-            own = LayerMemory(memory.rows_UKD, None, None, row_UC)
+            row_UC = memory.rows_UJD.flatten(1)[:, slice(*self.columns)]
+            own = LayerMemory(memory.rows_UJD, None, None, row_UC, None)
         return self.block(hidden_states, own, routed, **kwargs)
 
     def inject(self, h: torch.Tensor, update: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -191,7 +191,7 @@ class ModdedMemory(RawMemory):
 
     def draw(self, config: TideConfig) -> None:
         std = 2 * config.initializer_range * config.hidden_size**0.5
-        draw_table(self.weight, self.tokens, torch.initial_seed(), std)
+        draw_table(self.weight, self.own, torch.initial_seed(), std)
 
 
 class ModdedModel(TideModel):

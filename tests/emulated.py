@@ -57,12 +57,14 @@ class EmulatedKernel:
         cache_L2GTd: torch.Tensor,
         rope_Td: torch.Tensor,
         ids_1: torch.Tensor,
+        previous_1: torch.Tensor,
         place_1: torch.Tensor,
         eps: float,
         value_scale: float,
         rows: RowBytes | None = None,
     ) -> None:
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
+        given["previous"] = previous_1
         given |= buffers(self.shape, self.blocks, self._code.words(), ids_1.device)
         self.logits_V, self.rows_KD = given["logits"], given["rows"]
         self._kept = weights, given, rows

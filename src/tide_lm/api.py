@@ -231,6 +231,7 @@ def upcycle(
     memory_blocks: int = 8,
     memory_values: bool = True,
     memory_value_scale: float = 1.0,
+    memory_pairs: bool = False,
     seed: int = 0,
     begin: Begin = lambda total: lambda written: None,
 ) -> dict[str, Any]:
@@ -248,12 +249,14 @@ def upcycle(
     check_exists(name)
     from tide_lm.interop import upcycle as upcycling
 
+    source = upcycling.open_source(exported(name))
     memory = {
         "num_memory_blocks": memory_blocks,
         "memory_values": memory_values,
         "memory_value_scale": memory_value_scale,
+        "memory_pair_rows": source.config.vocab_size if memory_pairs else 0,
     }
-    written = upcycling.upcycle(upcycling.open_source(exported(name)), folder, memory, seed, begin)
+    written = upcycling.upcycle(source, folder, memory, seed, begin)
     return {"folder": str(folder), **asdict(written)}
 
 

@@ -14,8 +14,12 @@ def test_ids_are_missed_for_as_long_as_in_a_run():
     for step in range(1, AGE + 1):
         inputs_BT, _ = next(batches)
         last_V[inputs_BT.flatten()] = step
-    found_V = benchmark.missed_steps(V, tokens)
+    shape = benchmark.shape_of(f"tide-2e-tiny+pairs:{V}")
+    found_V, of_pairs = benchmark.missed_steps(shape, tokens).split(V)
     assert found_V.min() >= 0
+    assert of_pairs.float().mean() == pytest.approx(
+        sum((1 - tokens / V) ** n for n in range(1, AGE + 1)), rel=0.1
+    )
     for found, expected in zip(found_V.split(V // 4), (AGE - last_V).split(V // 4), strict=True):
         assert found.float().mean().item() == pytest.approx(expected.mean().item(), rel=0.1)
 

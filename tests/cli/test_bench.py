@@ -63,19 +63,20 @@ def test_each_vocabulary_is_timed_and_what_needs_too_much_memory_is_told(measure
 
     monkeypatch.setattr(benchmark, "_plain_step", give_up)
     arguments = ["--batch", "1", "--sequence", "16", "--steps", "1", "--peers"]
-    models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny+values:400"]
+    models = ["tide-2e-tiny", "tide-2e-tiny:300", "tide-2e-tiny+values+pairs:400"]
     done = tide_lm("bench", "train", *models, *arguments)
     assert done.stdout.count("out of memory") == 1
     ((timed, failed, *others),) = (result["runs"] for result in measured)
     assert failed == {**{name: timed[name] for name in ("preset", "k", "vocab")}, **GAVE_UP}
     assert [(run["preset"], run["vocab"], run["plain"]) for run in others] == [
         ("tide-2e-tiny", 300, False),
-        ("tide-2e-tiny+values", 400, False),
+        ("tide-2e-tiny+values+pairs", 400, False),
     ]
 
 
-def test_rows_may_be_timed_in_values_too():
+def test_extensions_may_be_timed_too():
     assert benchmark.shape_of("tide-2e-tiny+values:300").memory_values
+    assert benchmark.shape_of("tide-2e-tiny+pairs:300").memory_pair_rows == 300
     assert not benchmark.shape_of("tide-2e-tiny").memory_values
 
 
@@ -91,7 +92,8 @@ def test_a_vocabulary_that_is_no_number_is_named(ids):
 
 
 def test_a_base_has_nothing_to_put_into_values():
-    assert "'base-tiny+values' has no rows for values" in refused("base-tiny+values")
+    assert "'base-tiny+values' has no memory: leave +values out" in refused("base-tiny+values")
+    assert "'tide-2e-tiny+value' asks for +value" in refused("tide-2e-tiny+value")
 
 
 def test_a_vocabulary_that_no_model_can_have_is_named_before_anything_is_timed():

@@ -126,6 +126,14 @@ def test_estimate_counts_the_gates_of_rows_in_values():
     assert "a base model has no rows" in tide_lm("estimate", "base-1b", "--memory-values").stderr
 
 
+def test_estimate_counts_rows_for_pairs_of_tokens():
+    plain, pairs = (result_of("estimate", "tide-8e-1b", *more) for more in ([], ["--memory-pairs"]))
+    assert pairs["memory_pair_rows"] == 128_256
+    assert pairs["parameters"] == plain["parameters"]  # twice as many rows, each half as long
+    assert "leave --memory-pairs out" in tide_lm("estimate", "base-1b", "--memory-pairs").stderr
+    assert "use an even number" in tide_lm("estimate", "tide-8e-1b", "-k", "3", "--memory-pairs").stderr
+
+
 @pytest.mark.parametrize("values", [False, True])
 def test_estimate_reads_a_model_folder(tiny_model, tmp_path, values):
     model = tiny_model(num_memory_blocks=2, memory_values=values)

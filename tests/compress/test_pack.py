@@ -59,8 +59,12 @@ def test_sixteen_bits_are_the_rows_of_a_model_in_bfloat16(tiny_model, token_ids,
     monkeypatch.setattr("tide_lm.store.rows._ROWS_PER_PIECE", 4)
     model = tiny_model()
     pack(model, tmp_path / "packed", Form(16))
-    rows = TideForCausalLM.from_pretrained(tmp_path / "packed").model.memory.rows_of(token_ids.flatten())
-    assert torch.equal(rows, model.model.memory(token_ids).rows_UKD.bfloat16().float())
+    rows = (
+        TideForCausalLM.from_pretrained(tmp_path / "packed")
+        .model.memory(token_ids, torch.float32)
+        .of_positions()
+    )
+    assert torch.equal(rows, model.model.memory(token_ids).rows_UJD.bfloat16().float())
 
 
 @pytest.mark.parametrize("place", [None, *PLACES])
@@ -387,7 +391,11 @@ def test_the_reader_in_the_docs_reads_the_same_rows(tiny_model, tmp_path, bits, 
     names: dict = {}
     exec(source, names)
     pack(tiny_model(), tmp_path / "packed", Form(bits, **rank))
-    rows = TideForCausalLM.from_pretrained(tmp_path / "packed").model.memory.rows_of(torch.arange(53))
+    rows = (
+        TideForCausalLM.from_pretrained(tmp_path / "packed")
+        .model.memory(torch.arange(53)[None])
+        .of_positions()
+    )
     found = [names["read_row"](tmp_path / "packed" / STORE, token) for token in range(53)]
     if rank:
         assert torch.allclose(torch.tensor(np.stack(found)), rows, atol=1e-6)

@@ -4,16 +4,19 @@ import pytest
 import torch
 
 from tide_lm import ops
+from tide_lm.model import Memory
 from tide_lm.ops.cross_entropy import chunked_cross_entropy
 from tide_lm.ops.memory_rows import normed_rows
 from tide_lm.ops.row_index import RowIndex
+from tide_lm.training.objective import BatchRows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
-def _mixed(dtype, fused, layers=4, B=3, T=100, V=40, K=8, D=320):
+def _mixed(dtype, fused, layers=4, pairs=False, B=3, T=100, V=40, K=8, D=320):
     generator = torch.Generator().manual_seed(0)
+    J = K // 2 if pairs else K
 
     def normal(*size):
         drawn = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).cuda()
@@ -21,33 +24,38 @@ def _mixed(dtype, fused, layers=4, B=3, T=100, V=40, K=8, D=320):
 
     ids = torch.randint(V, (B, T), generator=generator)
     ids[0, :60] = 0
+    numbers = [ids, V + torch.randint(V, (B, T), generator=generator)] if pairs else [ids]
     wide = torch.float32 if fused else torch.float64
-    table, gain = normal(V, K, D).to(wide).requires_grad_(), normal(K, D).to(wide).requires_grad_()
+    table, gain = normal(2 * V, J, D).to(wide).requires_grad_(), normal(K, D).to(wide).requires_grad_()
     routers = [(normal(D, K + 1) / 16).requires_grad_() for _ in range(layers)]
     h = start = normal(B, T, D).requires_grad_()
     if fused:
-        index = RowIndex.of(ids).to(torch.device("cuda"))
-        raw = table.detach()[index.ids_U].requires_grad_()
-        rows, placeholders = normed_rows(raw, gain, 1e-5, index, layers, dtype, values=True)
+        indices = tuple(RowIndex.of(part).to(torch.device("cuda")) for part in numbers)
+        own = torch.cat([index.ids_U for index in indices])
+        raw = table.detach()[own].requires_grad_()
+        rows, placeholders = normed_rows(raw, gain, 1e-5, indices, layers, dtype, values=True)
+        memory = Memory(rows, BatchRows(raw, indices).index(), placeholders)
     else:
-        rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + 1e-5)
+        normed = table * torch.rsqrt(table.square().mean(-1, keepdim=True) + 1e-5)
+        parts = [normed[part] * gain[at :: len(numbers)] for at, part in enumerate(numbers)]
+        memory = Memory(torch.stack(parts, 3).flatten(2, 3).flatten(0, 1))
     for layer, router in enumerate(routers):
-        logits = torch.tanh(h) @ router
-        where = index.index_BT if fused else ids.cuda()
-        given = placeholders.of_layers[layer] if fused else None
-        row = ops.memory_row(h, rows[:, layer % K], where, given and given.g_value_BTD)
+        logits, own_memory = torch.tanh(h) @ router, memory.for_layer(layer)
+        given = own_memory.placeholder
+        row = ops.memory_row(h, own_memory.own_row_UD, own_memory.own_index_BT, given and given.g_value_BTD)
         h = (h + torch.sigmoid(h / 4) * row) / 2  # so that 24 layers do not blow rounding up
-        h = ops.memory_mix(h, logits, rows, where, h / 2, given)
+        h = ops.memory_mix(h, logits, memory.rows_UJD, memory.row_index, h / 2, given)
     (h * normal(B, T, D)).sum().backward()
-    d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad) if fused else table.grad
+    d_table = torch.zeros_like(table).index_add_(0, own, raw.grad) if fused else table.grad
     return [h.detach(), start.grad, d_table, gain.grad, *(router.grad for router in routers)]
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("layers", [4, 24])
-def test_mixing_and_its_gradients(dtype, layers):
-    pairs = zip(*(_mixed(dtype, fused, layers) for fused in (True, False)), strict=True)
-    for found, exact in pairs:
+@pytest.mark.parametrize("pairs", [False, True], ids=["", "pairs"])
+def test_mixing_and_its_gradients(dtype, layers, pairs):
+    both = zip(*(_mixed(dtype, fused, layers, pairs) for fused in (True, False)), strict=True)
+    for found, exact in both:
         assert (found.double() - exact).abs().max() <= TOLERANCES[dtype] * exact.abs().max()
 
 

@@ -31,10 +31,10 @@ def test_rows_are_the_same_bit_for_bit_wherever_they_are(tmp_path, form):
     ids = torch.randint(CONFIG.vocab_size, (4, 300), device="cuda")
     models = {place: _opened(tmp_path / "packed", place) for place in ("device", "cpu", "store")}
     with torch.no_grad():
-        rows = {place: model.model.memory.rows_of(ids.flatten()) for place, model in models.items()}
+        rows = {place: model.model.memory(ids).of_positions() for place, model in models.items()}
         logits = {place: model(ids).logits for place, model in models.items()}
     on_host = TideForCausalLM.from_pretrained(tmp_path / "packed", memory="cpu").eval()
-    on_host = on_host.model.memory.rows_of(ids.flatten().cpu())
+    on_host = on_host.model.memory(ids.cpu()).of_positions()
     for place in models:
         if form.rank == 1:  # a product of matrices is rounded otherwise on a GPU
             assert torch.equal(rows[place].cpu(), on_host)

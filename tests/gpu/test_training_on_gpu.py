@@ -73,5 +73,5 @@ def test_rows_that_are_caught_up_beside_other_work_are_waited_for():
         if ahead:
             tables.catch_up_ahead(rows)
         tables.begin(rows)
-        found.append(tables.fetch(0).raw_UKD.detach())
+        found.append(tables.fetch(0).raw_UJD.detach())
     assert torch.equal(*found)

@@ -59,7 +59,8 @@ def upcycled(folder, out, seed=0, **memory) -> TideForCausalLM:
 def test_logits_are_the_same_to_the_bit_and_so_is_the_way_back(tmp_path, kind, dtype):
     llama(**KINDS[kind]).to(dtype).save_pretrained(tmp_path / "llama", max_shard_size="20KB")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "llama").eval()
-    for number, memory in enumerate([{}, {"memory_values": True, "memory_value_scale": 5.0}]):
+    values = {"memory_values": True, "memory_value_scale": 5.0}
+    for number, memory in enumerate([{}, values, values | {"memory_pair_rows": 53}]):
         out = tmp_path / f"tide-{number}"
         found = upcycled(tmp_path / "llama", out, **memory)
         assert found.dtype == dtype
@@ -184,9 +185,9 @@ def test_the_options_of_the_command_are_those_of_the_function(tmp_path):
         8,
         True,
     )
-    chosen = "--memory-blocks", 3, "--memory-value-scale", 5, "--seed", 7
+    chosen = "--memory-blocks", 2, "--memory-value-scale", 5, "--memory-pairs", "--seed", 7
     result_of(*command, tmp_path / "tide", *chosen)
-    memory = {"num_memory_blocks": 3, "memory_value_scale": 5.0}
+    memory = {"num_memory_blocks": 2, "memory_value_scale": 5.0, "memory_pair_rows": 53}
     upcycled(tmp_path / "llama", tmp_path / "same", 7, memory_values=True, **memory)
     result_of(*command, tmp_path / "mixed", "--no-memory-values")
     assert not TideConfig.from_pretrained(tmp_path / "mixed").memory_values

@@ -86,7 +86,7 @@ def test_layers_that_are_not_numbers_are_refused(tiny_model, token_ids, layers):
 
 
 def test_a_bare_tensor_is_not_a_memory(tiny_model, token_ids):
-    rows = tiny_model().model.memory(token_ids).rows_UKD
+    rows = tiny_model().model.memory(token_ids).rows_UJD
     with pytest.raises(ValueError, match=r"Tensor.*pass Memory"):
         tiny_model()(token_ids, memory=rows)
 

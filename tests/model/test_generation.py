@@ -12,10 +12,17 @@ from tide_lm.model import TideForCausalLM
 NEW = 12
 
 
-@pytest.fixture(params=[False, True], ids=["", "rows in values"])
+KINDS = {
+    "": {},
+    "rows in values": {"memory_values": True},
+    "pairs": {"memory_values": True, "memory_pair_rows": 19, "num_memory_blocks": 4},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def model(request, tiny_model):
     """No end token: every test gets as many tokens as it asks for."""
-    model = tiny_model(eos_token_id=None, memory_values=request.param)
+    model = tiny_model(eos_token_id=None, **request.param)
     model.generation_config.eos_token_id = None
     return model
 
@@ -97,7 +104,8 @@ def test_assisted_decoding_gives_the_greedy_tokens(model, tiny_config, token_ids
 def test_a_chunked_prefill_equals_one_pass(model, token_ids):
     whole = model(token_ids).logits
     first = model(token_ids[:, :4], use_cache=True)
-    rest = model(token_ids[:, 4:], past_key_values=first.past_key_values, use_cache=True)
+    more = {"previous_ids": token_ids[:, 3:-1]} if model.config.memory_pair_rows else {}
+    rest = model(token_ids[:, 4:], past_key_values=first.past_key_values, use_cache=True, **more)
     chunked = torch.cat([first.logits, rest.logits], dim=1)
     assert torch.allclose(chunked, whole, atol=1e-5)
 

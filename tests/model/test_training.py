@@ -144,7 +144,7 @@ def test_compiles_with_inductor_and_a_memory_made_outside(tiny_model, token_ids)
     """Deduplication has a shape that depends on data, so it stays outside the graph."""
     model = tiny_model()
     unique, index = token_ids.unique(return_inverse=True)
-    rows = model.model.memory(unique).rows_UKD.detach()
+    rows = model.model.memory(unique).rows_UJD.detach()
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         logits = compiled(token_ids, memory=Memory(rows, index)).logits

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tide_lm import ops
+from tide_lm.model import Memory
 from tide_lm.ops.memory_rows import normed_rows
 from tide_lm.ops.row_index import PIECE, RowIndex
+from tide_lm.training.objective import BatchRows
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
 EPS = 1e-5
@@ -21,19 +23,20 @@ SHAPES = [(2, 3, 4, 1, 8), (1, 40, 3, 3, 33), (1, 1, 1, 2, 16), (2, 4, 50, 9, 20
 
 KINDS = pytest.mark.parametrize(
     "kind",
-    [{}, {"values": True}],
-    ids=["mixed", "in values too"],
+    [{}, {"values": True}, {"pairs": True}, {"values": True, "pairs": True}],
+    ids=["mixed", "in values too", "pairs", "pairs, in values too"],
 )
 
 
-def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
+def _losses(dtype, shape, fused, layers=3, dropped=(), values=False, pairs=False):
     """A loss through some layers of mixing, and the gradients of all that takes part.
 
-    With `values` each layer adds a row of one block as well.
+    With `values` each layer adds a row of one block as well, and with `pairs` each position has another row.
 
     Not fused, it is computed in float64 from the same inputs.
     """
-    B, T, V, K, D = shape
+    B, T, V, J, D = shape
+    K = 2 * J if pairs else J
     generator = torch.Generator().manual_seed(sum(shape))
 
     def normal(*size):
@@ -42,35 +45,34 @@ def _losses(dtype, shape, fused, layers=3, dropped=(), values=False):
 
     ids = torch.randint(V, (B, T), generator=generator)
     ids[0, : T // 2] = 0  # one frequent token
+    numbers = [ids, V + torch.randint(5, (B, T), generator=generator)] if pairs else [ids]
     wide = torch.promote_types(dtype, torch.float32) if fused else torch.float64
-    table = normal(V, K, D).to(wide).requires_grad_()
+    table = normal(V + 5 if pairs else V, J, D).to(wide).requires_grad_()
     gain = normal(K, D).to(wide).requires_grad_()
     routers = [(normal(D, K + 1) / 4).requires_grad_() for _ in range(layers)]
     h = start = normal(B, T, D).requires_grad_()
     if fused:
-        index = RowIndex.of(ids)
-        raw = table.detach()[index.ids_U].requires_grad_()
-        rows, placeholders = normed_rows(raw, gain, EPS, index, layers, dtype, values)
+        indices = tuple(RowIndex.of(part) for part in numbers)
+        own = torch.cat([index.ids_U for index in indices])
+        raw = table.detach()[own].requires_grad_()
+        rows, placeholders = normed_rows(raw, gain, EPS, indices, layers, dtype, values)
+        where = BatchRows(raw, indices).index()
     else:
-        rows = gain * table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
+        normed = table * torch.rsqrt(table.square().mean(-1, keepdim=True) + EPS)
+        parts = [normed[part] * gain[at :: len(numbers)] for at, part in enumerate(numbers)]
+        rows, where, placeholders = torch.stack(parts, 3).flatten(2, 3).flatten(0, 1), None, None
+    memory = Memory(rows, where, placeholders)
     for layer, router in enumerate(routers):
         if layer in dropped:
             continue
-        logits = torch.tanh(h) @ router
+        own_memory, logits = memory.for_layer(layer), torch.tanh(h) @ router
         if values:
-            where, g_value = (
-                (index.index_BT, placeholders.of_layers[layer].g_value_BTD) if fused else (ids, None)
-            )
-            h = h + torch.sigmoid(h) * ops.memory_row(h, rows[:, layer % K], where, g_value)
-        if fused:
-            h = ops.memory_mix(h, logits, rows, index.index_BT, h / 2, placeholders.of_layers[layer])
-        else:
-            h = ops.memory_mix(h, logits, rows, ids, h / 2)
+            g_value = own_memory.placeholder and own_memory.placeholder.g_value_BTD
+            row = ops.memory_row(h, own_memory.own_row_UD, own_memory.own_index_BT, g_value)
+            h = h + torch.sigmoid(h) * row
+        h = ops.memory_mix(h, logits, rows, where, h / 2, own_memory.placeholder)
     (h * normal(B, T, D)).sum().backward()
-    if fused:
-        d_table = torch.zeros_like(table).index_add_(0, index.ids_U, raw.grad)
-    else:
-        d_table = table.grad
+    d_table = torch.zeros_like(table).index_add_(0, own, raw.grad) if fused else table.grad
     kept = [router.grad for layer, router in enumerate(routers) if layer not in dropped]
     return [h.detach(), start.grad, d_table, gain.grad, *kept]
 
@@ -103,7 +105,7 @@ def test_gradients_are_finite_differences():
     index = RowIndex.of(ids)
 
     def loss(raw, gain, logits, residual, update):
-        rows, placeholders = normed_rows(raw, gain, EPS, index, 1, torch.float64)
+        rows, placeholders = normed_rows(raw, gain, EPS, (index,), 1, torch.float64)
         return ops.memory_mix(residual, logits, rows, index.index_BT, update, placeholders.of_layers[0])
 
     raw, gain = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
@@ -153,7 +155,7 @@ def test_pieces_cover_the_positions_of_each_row(ids):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 8), (3, 1, 5, 24, 300), (2, 7, 5, 3, 33)])
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("indexed", [False, True, "pairs"])
 @pytest.mark.parametrize("updated", [False, True])
 @pytest.mark.parametrize("many", [False, True] if INTERPRETED else [False])
 def test_without_gradients_the_mix_is_the_same(shape, indexed, updated, many, monkeypatch):
@@ -164,8 +166,9 @@ def test_without_gradients_the_mix_is_the_same(shape, indexed, updated, many, mo
     generator = torch.Generator().manual_seed(0)
     residual, update = (torch.randn(B, T, D, generator=generator) for _ in range(2))
     logits = torch.randn(B, T, K + 9, generator=generator)[..., 8:]
-    index = torch.randint(U, (B, T), generator=generator) if indexed else None
-    rows = torch.randn(U if indexed else B * T, K, D, generator=generator)
+    parts = (2,) if indexed == "pairs" and K % 2 == 0 else ()
+    index = torch.randint(U, (*parts, B, T), generator=generator) if indexed else None
+    rows = torch.randn(U if indexed else B * T, K // 2 if parts else K, D, generator=generator)
     given = (residual, logits, rows, index, update if updated else None)
     found = torch.ops.tide_lm.memory_mix(*given)
     assert torch.allclose(found, ops.memory_mix(*given), atol=1e-5)

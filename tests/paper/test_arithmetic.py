@@ -78,8 +78,8 @@ def test_the_gradient_ratio_bound_is_its_formula_not_the_ratio_of_frequencies() 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"tie_word_embeddings": False}, {"memory_values": True}],
-    ids=["tied", "untied", "values"],
+    [{}, {"tie_word_embeddings": False}, {"memory_values": True}, {"memory_pair_rows": 7}],
+    ids=["tied", "untied", "values", "pairs"],
 )
 @pytest.mark.parametrize(
     "name", ["base-1b", "tide-8e-1b", "tide-24e-3b", "tide-2e-750m", "base-350m", "tide-4e-tiny"]

@@ -272,7 +272,7 @@ def rows_at_distance(C: float, gains_D: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def separations(memory: EmbeddingMemory, u: int, v: int) -> list[float]:
-    rows_UKD = memory(torch.tensor([[u, v]])).rows_UKD
+    rows_UKD = memory(torch.tensor([[u, v]])).rows_UJD
     return (rows_UKD[0] - rows_UKD[1]).norm(dim=-1).tolist()
 
 

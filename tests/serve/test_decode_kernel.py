@@ -50,9 +50,10 @@ def model_of(**changes) -> TideForCausalLM:
     return model
 
 
-def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotCache]:
-    """The kernel for a model, whose memory's rows it looks up by itself."""
-    config = model.config
+def bound(folder, model, token, blocks, which=None, **macros) -> tuple[EmulatedKernel, SlotCache]:
+    """The kernel for a model, whose memory's rows it looks up by itself, or at the places `which`."""
+    config, memory = model.config, model.model.memory
+    rows = None if memory is None else memory.row_bytes(token)
     cache = SlotCache(config, 1, 32, model.lm_head.weight, together=True)
     kernel = EmulatedKernel(folder, shape_of(model), blocks, **macros)
     kernel.bind(
@@ -60,10 +61,11 @@ def bound(folder, model, token, blocks, **macros) -> tuple[EmulatedKernel, SlotC
         cache.states_L2BHTd[:, :, 0],
         rope_table(model, 32),
         token,
+        cache.previous_B,
         cache.place_B,
         config.rms_norm_eps,
         config.memory_value_scale,
-        None if model.model.memory is None else model.model.memory.row_bytes(token),
+        rows if which is None else dataclasses.replace(rows, which=which),
     )
     return kernel, cache
 
@@ -99,8 +101,10 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"memory_values": True, "memory_value_scale": 3.0},
+        {"memory_values": True, "memory_value_scale": 3.0, "num_memory_blocks": 4, "memory_pair_rows": 29},
         *in_test_all(
+            [{"memory_values": True, "memory_value_scale": 3.0}],
+            [{"num_memory_blocks": 2, "memory_pair_rows": 29}],
             [{}],
             [{"num_memory_blocks": 0}],
             [{"memory_values": True, "memory_value_scale": 3.0, "hidden_size": 128}],
@@ -132,16 +136,32 @@ def test_the_kernel_gives_the_same_whatever_it_is_split_into(kernels, blocks, ch
     assert error(found, expected) <= error(rough, expected)
 
 
-@pytest.mark.parametrize("bits", [4, *in_test_all([16], [8], [3], [2])])
-def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, kernels, bits):
-    pack(model_of(hidden_size=72, head_dim=32).float(), tmp_path / "packed", Form(bits))
+@pytest.mark.parametrize(
+    ("bits", "pairs"), [(4, 0), (4, 29), *in_test_all([16, 29], [8, 0], [8, 29], [3, 0], [2, 0])]
+)
+def test_packed_rows_are_decoded_to_the_same_bits(tmp_path, kernels, bits, pairs):
+    blocks = {"num_memory_blocks": 4, "memory_pair_rows": pairs} if pairs else {}
+    pack(model_of(hidden_size=72, head_dim=32, **blocks).float(), tmp_path / "packed", Form(bits))
     model = TideForCausalLM.from_pretrained(tmp_path / "packed").bfloat16().eval()
     token = torch.zeros(1, dtype=torch.long)
-    kernel, _ = bound(kernels, model, token, blocks=2, WARPS=2)
+    kernel, cache = bound(kernels, model, token, blocks=2, WARPS=2)
     for one in 0, 1, 52:
-        expected = model.model.memory.rows_of(token.fill_(one))[0]
+        before = cache.previous_B.clone()
+        expected = model.model.memory(token.fill_(one)[None], torch.float32, before[None]).of_positions()[0]
         kernel.decode()
         assert torch.equal(kernel.rows_KD, expected)
+        assert cache.previous_B.tolist() == [one]
+
+
+def test_rows_of_a_file_are_at_the_places_that_the_host_gives(tmp_path, kernels):
+    """As in the cache of a store, where a GPU reads them: nothing is hashed then."""
+    model = model_of(num_memory_blocks=4, memory_pair_rows=29)
+    token, which = torch.tensor([7]), torch.tensor([3, 53 + 11])
+    kernel, _ = bound(kernels, model, token, blocks=2, which=which)
+    kernel.decode()
+    raw = model.model.memory.weight[which].transpose(0, 1).flatten(0, 1).float()
+    expected = model.model.memory.norm.weight.float() * raw * torch.rsqrt(raw.square().mean(-1, True) + 1e-6)
+    assert torch.allclose(kernel.rows_KD, expected, atol=1e-5)
 
 
 def test_rows_of_a_lower_rank_or_of_a_file_are_looked_up_by_the_host(tmp_path):

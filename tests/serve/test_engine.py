@@ -53,6 +53,7 @@ def expected(model, prompt: list[int], tokens: int, **options) -> list[int]:
         {},
         {"num_memory_blocks": 0},
         {"memory_values": True},
+        {"memory_values": True, "memory_pair_rows": 37, "num_memory_blocks": 4},
     ],
     ids=str,
 )
@@ -85,8 +86,9 @@ def test_a_llama_is_generated_with_as_well():
 
 @pytest.mark.parametrize("form", [Form(4), Form(8, rank=0.5)], ids=str)
 @pytest.mark.parametrize("place", ["device", "cpu", "store"])
-def test_packed_rows_are_found_wherever_they_are(tmp_path, model, place, form):
-    pack(model, tmp_path / "packed", form)
+@pytest.mark.parametrize("pairs", [0, 37], ids=["", "pairs"])
+def test_packed_rows_are_found_wherever_they_are(tmp_path, place, form, pairs):
+    pack(tide(num_memory_blocks=4, memory_pair_rows=pairs), tmp_path / "packed", form)
     packed = TideForCausalLM.from_pretrained(tmp_path / "packed", memory=place).eval()
     steps = list(Engine(packed, batch=3).generate(PROMPTS, 8))
     assert [step[2] for step in steps] == expected(packed, PROMPTS[2], 8)

@@ -129,7 +129,7 @@ def test_a_saved_design_is_opened_as_what_it_is(name, tmp_path):
 
 def test_pairs_and_triples_look_further_back():
     memory = made(DESIGNS["pairs-and-triples"]).model.memory
-    rows = memory(torch.tensor([[1, 3, 4, 5, 3, 4, 1, 3, 4]])).rows_UKD
+    rows = memory(torch.tensor([[1, 3, 4, 5, 3, 4, 1, 3, 4]])).rows_UJD
     assert torch.equal(rows[2, 1], rows[5, 1])  # the same pair
     assert not torch.equal(rows[2, 3], rows[5, 3])  # other triples
     assert torch.equal(rows[2, 3], rows[8, 3])
@@ -139,12 +139,19 @@ def test_pairs_and_triples_look_further_back():
 def test_one_table_has_whole_rows_for_tokens_and_pairs(name):
     memory = made(DESIGNS[name]).model.memory
     parts, before, after = len(memory.orders), torch.tensor([[3, 4]]), torch.tensor([[5, 4]])
-    ours, others = memory(before).rows_UKD[1], memory(after).rows_UKD[1]
+    ours, others = memory(before).rows_UJD[1], memory(after).rows_UJD[1]
     raw = memory.weight[4] * torch.rsqrt(memory.weight[4].square().mean(-1, keepdim=True) + 1e-6)
     assert torch.allclose(ours[::parts], 0.1 * raw, atol=1e-6)  # the token's own
     assert torch.equal(ours[::parts], others[::parts])
     assert (ours != others).any(-1).sum() == len(ours) - len(ours[::parts])
-    assert torch.equal(memory(torch.tensor([[1, 3, 4]])).rows_UKD[2], ours)
+    assert torch.equal(memory(torch.tensor([[1, 3, 4]])).rows_UJD[2], ours)
+
+
+def test_whole_rows_for_pairs_are_those_of_the_package():
+    ours = made(TideForCausalLM, memory_pair_rows=64, memory_values=True)
+    theirs = made(DESIGNS["pair-rows"])
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.allclose(logits(ours), logits(theirs), atol=1e-6)
 
 
 def test_a_split_mixes_some_tables_and_puts_the_others_in_values():
@@ -154,7 +161,7 @@ def test_a_split_mixes_some_tables_and_puts_the_others_in_values():
             lambda _, __, kwargs: seen.append(kwargs["row_BTD"]), with_kwargs=True
         )
     logits(model)
-    rows = model.model.memory(IDS).rows_UKD
+    rows = model.model.memory(IDS).rows_UJD
     assert all(torch.equal(row, rows[:, 4 + number].view_as(row)) for number, row in enumerate(seen))
     assert [layer.router.out_features for layer in model.model.layers] == [5] * 3
 
@@ -206,7 +213,7 @@ def test_a_row_replaces_the_up_projection():
 
 def test_gated_pairs_gate_what_pairs_look_up():
     gated, pairs = made(NULLS["gated-pairs"]), made(NULLS["pairs"])
-    assert torch.equal(gated.model.memory(IDS).rows_UKD, pairs.model.memory(IDS).rows_UKD)
+    assert torch.equal(gated.model.memory(IDS).rows_UJD, pairs.model.memory(IDS).rows_UJD)
     assert not torch.allclose(logits(gated), logits(pairs), atol=1e-3)
     added = {name.split(".", 3)[-1] for name in gated.state_dict().keys() - pairs.state_dict().keys()}
     assert added == {f"memory_gate.{part}.weight" for part in ("gate", "out", "norm")}

@@ -62,7 +62,7 @@ def test_a_control_uses_its_tables_and_learns_all_it_has(name):
 def test_what_is_added_to_the_input(name, weight):
     control, base = made_control(name), made(TideForCausalLM, blocks=0)
     with torch.no_grad():
-        added_BTD = weight * control.model.memory(IDS).rows_UKD.sum(1).view(*IDS.shape, -1)
+        added_BTD = weight * control.model.memory(IDS).rows_UJD.sum(1).view(*IDS.shape, -1)
         expected = base(inputs_embeds=base.model.embed_tokens(IDS) + added_BTD).logits
     assert torch.allclose(logits(control), expected, atol=1e-6)
 
@@ -93,7 +93,7 @@ def test_a_gate_learns_from_fetched_rows_as_from_tables():
     objective, index = Objective(model, TrainSection(), 1e-6), RowIndex.of(IDS)
     raw = model.model.memory.weight.detach()[index.ids_U].requires_grad_()
     found = []
-    for rows in None, BatchRows(raw, index):
+    for rows in None, BatchRows(raw, (index,)):
         model.zero_grad()
         objective(IDS, IDS, rows).objective.backward()
         found.append({name: parameter.grad for name, parameter in model.named_parameters()})
@@ -121,7 +121,7 @@ def test_a_layers_own_table_is_in_its_values_too(name):
             lambda _, __, kwargs: seen.append(kwargs["row_BTD"]), with_kwargs=True
         )
     logits(model)
-    rows = model.model.memory(IDS).rows_UKD
+    rows = model.model.memory(IDS).rows_UJD
     assert all(torch.equal(row, rows[:, number].view_as(row)) for number, row in enumerate(seen))
     assert len(seen) == 3
     assert [round(row.square().mean().item() ** 0.5, 2) for row in seen] == [0.1] * 3

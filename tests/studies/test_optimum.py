@@ -105,7 +105,7 @@ def test_a_reinjected_row_is_the_embeddings_and_nothing_at_scale_0(in_values):
 def test_rows_of_pairs_are_of_the_token_and_the_one_before_it():
     torch.manual_seed(0)
     memory = Pairs(PairsConfig(**SIZES, num_memory_blocks=2, orders=[1, 2])).model.memory
-    rows = memory(torch.tensor([[3, 4, 3, 4, 9, 4]])).rows_UKD
+    rows = memory(torch.tensor([[3, 4, 3, 4, 9, 4]])).rows_UJD
     assert torch.equal(rows[1, 0], rows[5, 0])  # by the token alone
     assert torch.equal(rows[1, 1], rows[3, 1])  # after the same token
     assert not torch.equal(rows[1, 1], rows[5, 1])

@@ -10,21 +10,23 @@ from tide_lm.training.sharded_memory import ShardedMemory
 V, K, D = 23, 2, 6
 
 
-def main() -> None:
-    config = TideConfig(vocab_size=V, num_memory_blocks=K, hidden_size=D, num_attention_heads=2)
+def check(pairs: int) -> None:
+    config = TideConfig(
+        vocab_size=V, num_memory_blocks=K, memory_pair_rows=pairs, hidden_size=D, num_attention_heads=2
+    )
     whole, memory = EmbeddingMemory(config), ShardedMemory(config)
     for each in (whole, memory):
-        draw_table(each.weight, each.tokens, seed=5, std=0.02)
+        draw_table(each.weight, each.own, seed=5, std=0.02)
+        each.norm.weight.data = torch.arange(1.0, K * D + 1).view(K, D)
 
     # Each rank has every second row, and no more.
     assert torch.equal(memory.weight, whole.weight[process_group.rank() :: process_group.world_size()])
 
     # Batches of different sizes, with tokens of one rank alone, and the rows that they look up.
     ids = [torch.tensor([[22, 3, 3], [0, 22, 8]]), torch.tensor([[1, 1, 21]])][process_group.rank()]
-    rows_UKD, index_BT, _ = memory(ids)
-    expected = whole(ids).rows_UKD.view(*ids.shape, K, D)
-    assert torch.equal(rows_UKD[index_BT], expected)
-    assert len(rows_UKD) == len(ids.unique())
+    found = memory(ids)
+    torch.testing.assert_close(found.of_positions(), whole(ids).rows_UJD, rtol=1e-6, atol=0)
+    assert len(found.rows_UJD) == sum(len(part.unique()) for part in whole.numbers(ids))
 
     # Gradients add up with the owner: rank 0 gives 1 for each of its rows, rank 1 gives 2.
     ids_U = [torch.tensor([3, 8, 22]), torch.tensor([1, 3])][process_group.rank()]
@@ -32,7 +34,7 @@ def main() -> None:
     exchange = memory.plan(keys_U, keys_U.device)
     sums_R = exchange.reduce(torch.full((len(ids_U),), process_group.rank() + 1.0))
     found = {
-        memory.tokens[place]: total
+        memory.own[place]: total
         for place, total in zip(exchange.own_R.tolist(), sums_R.tolist(), strict=True)
     }
     assert found == [{8: 1.0, 22: 1.0}, {1: 2.0, 3: 3.0}][process_group.rank()]
@@ -44,6 +46,11 @@ def main() -> None:
     back = torch.zeros_like(memory.weight)
     memory.from_dtensor(back, held)
     assert torch.equal(back, memory.weight)
+
+
+def main() -> None:
+    check(pairs=0)
+    check(pairs=8)
     print(f"equal on rank {process_group.rank()}")
 
 

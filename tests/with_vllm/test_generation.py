@@ -76,9 +76,10 @@ def check(folder, outputs, prompts=PROMPTS):
         {"num_memory_blocks": 0},
         {"memory_values": True, "memory_value_scale": 5.0, "tie_word_embeddings": True},
         {"memory_values": True, "num_key_value_heads": 1},
+        {"memory_values": True, "memory_pair_rows": 97, "num_memory_blocks": 4},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     ],
-    ids=["plain", "base", "values", "values of one head", "linear positions"],
+    ids=["plain", "base", "values", "values of one head", "pairs", "linear positions"],
 )
 def test_tokens_are_those_of_our_model(saved, generate, changes):
     """Several prompts at once, read in pieces, and again from vLLM's cache of prefixes."""
@@ -88,9 +89,12 @@ def test_tokens_are_those_of_our_model(saved, generate, changes):
         check(folder, generated(PROMPTS))
 
 
+@pytest.mark.parametrize("pairs", [0, 97], ids=["", "pairs"])
 @pytest.mark.parametrize("place", ["device", "cpu", "store"])
-def test_packed_rows_are_found_wherever_they_are(saved, generate, tmp_path, place):
-    model = TideForCausalLM.from_pretrained(saved(memory_values=True))
+def test_packed_rows_are_found_wherever_they_are(saved, generate, tmp_path, place, pairs):
+    model = TideForCausalLM.from_pretrained(
+        saved(memory_values=True, memory_pair_rows=pairs, num_memory_blocks=4)
+    )
     pack(model, tmp_path / "packed", Form(4))
     extra = {"tide_memory": place, "tide_memory_cache_bytes": 1 << 12}
     check(
@@ -99,9 +103,9 @@ def test_packed_rows_are_found_wherever_they_are(saved, generate, tmp_path, plac
     )
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_compiled_it_generates_the_same(saved, generate, tmp_path, packed):
-    folder = saved(memory_values=True)
+@pytest.mark.parametrize(("packed", "pairs"), [(False, 0), (False, 97), (True, 97)])
+def test_compiled_it_generates_the_same(saved, generate, tmp_path, packed, pairs):
+    folder = saved(memory_values=True, memory_pair_rows=pairs, num_memory_blocks=4)
     if packed:
         pack(TideForCausalLM.from_pretrained(folder), tmp_path / "packed", Form(4))
         folder = tmp_path / "packed"
@@ -134,7 +138,7 @@ def test_a_graph_ends_before_the_look_up_and_begins_after_it():
 
     def step(ids_N, weight):
         rows_NKD = weight.new_empty(len(ids_N), 2, 8)
-        torch.ops.tide_lm.vllm_rows(ids_N + 1, rows_NKD, "memory")
+        torch.ops.tide_lm.vllm_rows(ids_N + 1, ids_N, rows_NKD, "memory")
         return (2 * rows_NKD * weight).sum()
 
     def kept(graph, inputs):
@@ -146,7 +150,7 @@ def test_a_graph_ends_before_the_look_up_and_begins_after_it():
     compilation = CompilationConfig(
         splitting_ops=[*attention], cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE
     )
-    _split_graphs(SimpleNamespace(compilation_config=compilation), "memory", object())
+    _split_graphs(SimpleNamespace(compilation_config=compilation), "memory", object(), "tide_lm::vllm_rows")
     assert compilation.cudagraph_mode is CUDAGraphMode.PIECEWISE
     _, pieces = split_graph(graphs[0], compilation.splitting_ops)
     assert [piece.is_splitting_graph for piece in pieces] == [False, True, False]

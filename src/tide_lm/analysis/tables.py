@@ -14,6 +14,7 @@ from tide_lm.data import tokenizers
 from tide_lm.data.frequency import COMMON, RARE
 from tide_lm.model import TideForCausalLM
 from tide_lm.model.opened import OpenedModel
+from tide_lm.spec.config import table_shape
 
 CHUNK_NUMBERS = 2**19  # as many as a CPU's cache holds
 GPU_CHUNK_NUMBERS = 2**26
@@ -55,7 +56,7 @@ def distances(opened: OpenedModel, log: Callable[[str], None] = lambda line: Non
     """Return the mean cosine distance of every two tables, over the ids that occur (all if not known)."""
     model = opened.model_with_memory
     ids_N = known_ids(opened).to(model.device)
-    tables = names(model.config.num_memory_blocks)
+    tables = names(table_shape(model.config)[1])
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
     done = 0
     for ids in _parts(model, ids_N):
@@ -87,7 +88,7 @@ def neighbours(
     generator = np.random.default_rng(seed)
     result: dict[str, Any] = {
         "neighbours": NEIGHBOURS,
-        "tables": names(model.config.num_memory_blocks),
+        "tables": names(table_shape(model.config)[1]),
         "seed": seed,
     }
     for name, deciles in (("rare", RARE), ("common", COMMON)):

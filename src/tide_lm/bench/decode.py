@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -153,14 +154,15 @@ def _forced(model: PreTrainedModel, ids: Sequence[int]) -> tuple[list[float], li
     decoder, counters = engine.decoder(Sampling()), getattr(model.model.memory, "counters", None)
     times, missed = [], []
     with torch.no_grad():
-        for number, token in enumerate(ids):
+        for number, (previous, token) in enumerate(pairwise([0, *ids])):
             length = 1 + number % (engine.length - 1)
             engine.cache.place_B.fill_(length - 1)
             before = counters.misses if counters else 0
+            engine.cache.previous_B.fill_(previous)
             engine.cache.ids_B.fill_(token)
             began = time.perf_counter()
             if engine.forward.waits:
-                engine.forward.look_up([token])
+                engine.forward.look_up([token], [previous])
             decoder.step(length)
             engine.cache.ids_B.tolist()
             times.append(time.perf_counter() - began)

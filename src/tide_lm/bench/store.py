@@ -15,7 +15,7 @@ import numpy as np
 
 from tide_lm.bench import timing
 from tide_lm.spec import presets
-from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.config import ModelConfig, table_shape
 from tide_lm.store.format import BLOCK, Header, checksum, up_to, write_store
 from tide_lm.store.reader import StoreFile
 
@@ -47,20 +47,22 @@ def random_store(
     path: Path, model: ModelConfig, bits: int, counts_V: np.ndarray | None = None, seed: int = 0
 ) -> Header:
     """Write a store as large as a model's, of random bytes; `counts_V` says how often tokens occur."""
-    K, D = model.num_memory_blocks, model.hidden_size
-    sections = {} if counts_V is None else {"counts": counts_V.astype("<u8")}
+    rows, blocks, hidden = table_shape(model)
+    sections = {}
+    if counts_V is not None:
+        sections["counts"] = np.pad(counts_V, (0, model.memory_pair_rows)).astype("<u8")
     if bits < 16:
-        sections |= {"levels": np.zeros(2**bits, "<f4"), "columns": np.ones(K * D, "<f4")}
+        sections |= {"levels": np.zeros(2**bits, "<f4"), "columns": np.ones(blocks * hidden, "<f4")}
     sums = {name: checksum(array) for name, array in sections.items()}
-    header = Header(model.vocab_size, K, D, bits, 32, (), "0" * 64, sums)
+    header = Header(rows, blocks, hidden, bits, 32, (), "0" * 64, sums)
     random = np.random.default_rng(seed)
 
-    def rows() -> Iterator[np.ndarray]:
+    def drawn() -> Iterator[np.ndarray]:
         for start in range(0, header.vocab_size, _ROWS_PER_WRITE):
             size = min(_ROWS_PER_WRITE, header.vocab_size - start), header.codec.row_bytes
             yield random.integers(256, size=size, dtype=np.uint8)
 
-    write_store(path, header, sections, rows())
+    write_store(path, header, sections, drawn())
     return header
 
 

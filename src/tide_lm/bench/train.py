@@ -135,7 +135,7 @@ def _own_step(shape: ModelConfig, batches: Batches, device: torch.device) -> Ste
 
     ahead = [prepare()]
     if tables is not None:
-        _age(tables, missed_steps(shape.vocab_size, ahead[0][0].numel()), config.optim.max_lr)
+        _age(tables, missed_steps(shape, ahead[0][0].numel()), config.optim.max_lr)
 
     def step(clock: Clock) -> None:
         clock.mark("rows")
@@ -199,12 +199,17 @@ def _age(tables: RowOptimizer, missed_V: torch.Tensor, rate: float) -> None:
         moment.uniform_(1e-6, 1e-4)
 
 
-def missed_steps(vocabulary: int, tokens: int) -> torch.Tensor:
-    """Return for how many steps, of so many tokens, each id has not been seen; at most `AGE`."""
-    shares_V = _zipf_shares(vocabulary)
+def missed_steps(shape: ModelConfig, tokens: int) -> torch.Tensor:
+    """Return for how many steps, of so many tokens, each row has not been used; at most `AGE`.
+
+    The hash spreads pairs of tokens over their rows.
+    """
+    pairs = shape.memory_pair_rows
+    of_pairs = torch.full((pairs,), 1 / max(pairs, 1), dtype=torch.float64)
+    shares_V = torch.cat([_zipf_shares(shape.vocab_size), of_pairs])
     generator = torch.Generator().manual_seed(0)
-    # An id is not seen for n steps with a chance of (1 - share) ** (tokens * n).
-    chances_V = torch.rand(vocabulary, generator=generator, dtype=torch.float64)
+    # A row is not used for n steps with a chance of (1 - share) ** (tokens * n).
+    chances_V = torch.rand(len(shares_V), generator=generator, dtype=torch.float64)
     return (chances_V.log() / (tokens * torch.log1p(-shares_V))).clamp(max=AGE).int()
 
 

@@ -12,16 +12,20 @@ from tide_lm.spec.form import check_numbers
 
 
 def shape_of(model: str) -> ModelConfig:
-    """Parse `PRESET`, `PRESET+values` with rows in attention's values, or either before `:IDS`, which sets
-    the size of the vocabulary."""
+    """Parse `PRESET`, which `+values` and `+pairs` may follow for rows in attention's values and for rows of
+    pairs of tokens, and at last `:IDS`, which sets the size of the vocabulary."""
     name, colon, ids = model.partition(":")
     if colon and not (ids.isdecimal() and int(ids) >= 2):
         raise ValueError(f"{model!r} asks for a vocabulary of {ids!r} ids: write a number from 2 on")
-    shape = presets.get(name.removesuffix("+values")).model
-    values = name.endswith("+values")
-    if values and not shape.num_memory_blocks:
-        raise ValueError(f"{model!r} has no rows for values: leave +values out")
-    return replace(shape, vocab_size=int(ids or shape.vocab_size), memory_values=values)
+    preset, *extensions = name.split("+")
+    if unknown := [extension for extension in extensions if extension not in ("values", "pairs")]:
+        raise ValueError(f"{model!r} asks for +{unknown[0]}: there are +values and +pairs")
+    shape = presets.get(preset).model
+    if extensions and not shape.num_memory_blocks:
+        raise ValueError(f"{model!r} has no memory: leave +{extensions[0]} out")
+    vocabulary = int(ids or shape.vocab_size)
+    pairs = vocabulary if "pairs" in extensions else 0
+    return replace(shape, vocab_size=vocabulary, memory_values="values" in extensions, memory_pair_rows=pairs)
 
 
 def check_decoding(

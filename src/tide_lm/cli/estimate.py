@@ -28,6 +28,9 @@ def command(
         bool,
         typer.Option("--memory-values", help="Count rows in attention's values too, as in the best recipe."),
     ] = False,
+    memory_pairs: Annotated[
+        bool, typer.Option("--memory-pairs", help="Count as many rows for pairs of tokens as for tokens.")
+    ] = False,
     sequence: Annotated[int | None, typer.Option(min=1, help="Tokens per training sequence.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that share the training.")] = 1,
     as_json: AsJson = False,
@@ -39,10 +42,14 @@ def command(
     with usage_errors():
         shape = _shape(model)
         blocks = shape.num_memory_blocks if memory_blocks is None else memory_blocks
-        if memory_values and not blocks:
-            raise ValueError("a base model has no rows: leave --memory-values out")
+        if (memory_values or memory_pairs) and not blocks:
+            option = "--memory-values" if memory_values else "--memory-pairs"
+            raise ValueError(f"a base model has no rows: leave {option} out")
         in_values = shape.memory_values or memory_values
-        shape = replace(shape, num_memory_blocks=blocks, memory_values=in_values)
+        pairs = shape.memory_pair_rows or (shape.vocab_size if memory_pairs else 0)
+        shape = replace(
+            shape, num_memory_blocks=blocks, memory_values=in_values, memory_pair_rows=pairs if blocks else 0
+        )
     result = {"model": model, **summary(shape, sequence or shape.max_position_embeddings, gpus)}
     print_json(result) if as_json else _print(result)
     print_next(_following(model))
@@ -72,6 +79,7 @@ def _shape(model: str) -> ModelConfig:
 
 def _print(result: dict[str, Any]) -> None:
     ways = ", rows in values" * result["memory_values"]
+    ways += ", rows for pairs of tokens" * bool(result["memory_pair_rows"])
     title = f"{result['model']}, K = {result['memory_blocks']}{ways}"
     print_table(title, ["part", "parameters"], pairs(result["parameters"]))
     rows = []

@@ -29,6 +29,9 @@ def command(
         typer.Option("--memory-values/--no-memory-values", help="Add rows to attention's values too."),
     ] = True,
     memory_value_scale: Annotated[float, typer.Option(help="The factor of rows in values.")] = 1.0,
+    memory_pairs: Annotated[
+        bool, typer.Option("--memory-pairs", help="Half of the blocks are for pairs of tokens.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="The seed that tables and routers are drawn from.")] = 0,
     strip: Annotated[
         bool,
@@ -72,6 +75,7 @@ def command(
                 memory_blocks=memory_blocks,
                 memory_values=memory_values,
                 memory_value_scale=memory_value_scale,
+                memory_pairs=memory_pairs,
                 seed=seed,
                 begin=begin,
             )

@@ -56,6 +56,6 @@ def measure(
 
 def held(encoder: Encoder) -> StoredMemory:
     """Return the memory in a form, on the device of its tables."""
-    memory = StoredMemory()
+    memory = StoredMemory(encoder.memory.pair_rows)
     memory.hold(encoder.header, encoder.sections, torch.cat(list(encoder.rows())))
     return memory.eval()

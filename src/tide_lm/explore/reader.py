@@ -223,8 +223,7 @@ def shares(model: TideForCausalLM, ids_T: torch.Tensor) -> Shares:
     with watching(model.model.layers) as (states, _):
         found = model.model(ids_BT, use_cache=False, memory=memory, output_router_weights=True)
     weights_LS = torch.stack([weights_BTS[0, -1].float() for weights_BTS in found["router_weights"]])
-    last = -1 if memory.index_BT is None else int(memory.index_BT[0, -1])
-    added_LD = weights_LS[:, :-1] @ memory.rows_UKD[last].float()
+    added_LD = weights_LS[:, :-1] @ memory.of_positions()[-1].float()
     state_LD = torch.stack([state_BTD[0, -1].float() for state_BTD in states])
     added_L, state_L = (torch.linalg.vector_norm(rows, dim=-1) for rows in (added_LD, state_LD - added_LD))
     return Shares(weights_LS, added_L, state_L, model.lm_head(found.last_hidden_state[0, -1]))

@@ -1,6 +1,6 @@
 """TIDE as the difference from vLLM's Llama: rows are looked up once per step and passed to every layer.
 
-Shapes: N tokens per step, K blocks, D hidden, d per head.
+Shapes: N tokens per step, P rows of a token, R numbers of a row, K blocks, D hidden, d per head.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,14 +19,17 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.sequence import IntermediateTensors
 
 from tide_lm import ops
+from tide_lm.interop.vllm_previous import PreviousTokens
 from tide_lm.model.config import TideConfig
 from tide_lm.model.loading import check_place, memory_tensors, open_store
+from tide_lm.model.memory import taking_turns
+from tide_lm.model.pairs import pair_numbers
 from tide_lm.model.stored import StoredMemory
 from tide_lm.model.tide import MemoryNorm
-from tide_lm.spec.config import Place, Residence
+from tide_lm.spec.config import Place, Residence, table_shape
 
 _OPTIONS = ("tide_memory", "tide_memory_cache_bytes")
-_OP = "tide_lm::vllm_rows"
+_ROWS, _PREVIOUS = "tide_lm::vllm_rows", "tide_lm::vllm_previous"
 
 
 def residence_of(vllm_config: VllmConfig) -> Residence:
@@ -54,46 +57,65 @@ class Memory(nn.Module):
         config: TideConfig = vllm_config.model_config.hf_config
         self.name, self.residence = prefix, residence_of(vllm_config)
         self.blocks, self.hidden = config.num_memory_blocks, config.hidden_size
+        self.pair_rows, self.tokens = config.memory_pair_rows, config.vocab_size
+        self.previous = PreviousTokens(vllm_config) if self.pair_rows else None
         self.stored: StoredMemory | None = None
         self.table: VocabParallelEmbedding | None = None
         if config.memory_store is not None:
-            self.stored = StoredMemory().eval()
+            self.stored = StoredMemory(self.pair_rows).eval()
             model, device = vllm_config.model_config, torch.device(vllm_config.device_config.device)
             of_hub = {} if model.revision is None else {"revision": model.revision}
             self.stored.open(open_store(config, model.model, **of_hub), self.residence, device)
         else:
             self.norm = MemoryNorm(self.blocks, self.hidden, config.rms_norm_eps)
             if self.residence.place == Place.device:
-                self.table = VocabParallelEmbedding(config.vocab_size, self.blocks * self.hidden)
+                rows, blocks, hidden = table_shape(config)
+                self.table = VocabParallelEmbedding(rows, blocks * hidden)
+        if self.previous is not None:
+            _split_graphs(vllm_config, prefix, self, _PREVIOUS)
         if self.table is None:
-            _split_graphs(vllm_config, prefix, self)
+            _split_graphs(vllm_config, prefix, self, _ROWS)
 
-    def forward(self, ids_N: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if self.table is not None:
-            return self.norm(self.table(ids_N).unflatten(-1, (self.blocks, self.hidden)))
-        rows_NKD = like.new_empty(len(ids_N), self.blocks, self.hidden)
-        torch.ops.tide_lm.vllm_rows(ids_N, rows_NKD, self.name)
-        return rows_NKD
+    def forward(self, ids_N: torch.Tensor, positions_N: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        previous_N = torch.zeros_like(ids_N)
+        if self.previous is not None:
+            torch.ops.tide_lm.vllm_previous(ids_N, positions_N, previous_N, self.name)
+        if self.table is None:
+            rows_NKD = like.new_empty(len(ids_N), self.blocks, self.hidden)
+            torch.ops.tide_lm.vllm_rows(ids_N, previous_N, rows_NKD, self.name)
+            return rows_NKD
+        numbers = [ids_N]
+        if self.pair_rows:
+            numbers.append(self.tokens + pair_numbers(ids_N, previous_N, self.pair_rows).to(ids_N.dtype))
+        raw_NPR = self.table(torch.stack(numbers, 1))
+        return self.norm(taking_turns(raw_NPR.unflatten(-1, (-1, self.hidden))))
 
 
-@torch.library.custom_op(_OP, mutates_args=["rows_NKD"])
-def _rows(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None:
+@torch.library.custom_op(_ROWS, mutates_args=["rows_NKD"])
+def _rows(ids_N: torch.Tensor, previous_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None:
     """Look packed rows up outside of all graphs, since the host may have to do it."""
     stored = get_forward_context().no_compile_layers[memory].stored
-    rows_UKD, index_N, _ = stored(ids_N, rows_NKD.dtype)
-    rows_NKD.copy_(rows_UKD if index_N is None else rows_UKD[index_N])
+    rows_NKD.copy_(stored(ids_N[None], rows_NKD.dtype, previous_N[None]).of_positions())
+
+
+@torch.library.custom_op(_PREVIOUS, mutates_args=["previous_N"])
+def _previous(ids_N: torch.Tensor, positions_N: torch.Tensor, previous_N: torch.Tensor, memory: str) -> None:
+    """Find the tokens before these, outside of all graphs, which do not know where vLLM keeps them."""
+    previous = get_forward_context().no_compile_layers[memory].previous
+    previous_N.copy_(previous.before(ids_N, positions_N))
 
 
 @_rows.register_fake
-def _(ids_N: torch.Tensor, rows_NKD: torch.Tensor, memory: str) -> None: ...
+@_previous.register_fake
+def _(*_: object) -> None: ...
 
 
-def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory) -> None:
-    """Split graphs at the look-up; a graph of a whole step would hold it."""
+def _split_graphs(vllm_config: VllmConfig, prefix: str, memory: Memory, op: str) -> None:
+    """Split graphs at an operation; a graph of a whole step would hold it."""
     compilation = vllm_config.compilation_config
     compilation.static_forward_context[prefix] = memory
-    if compilation.splitting_ops is not None and _OP not in compilation.splitting_ops:
-        compilation.splitting_ops.append(_OP)
+    if compilation.splitting_ops is not None and op not in compilation.splitting_ops:
+        compilation.splitting_ops.append(op)
     if compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_full_cudagraphs():
         pieces = compilation.splitting_ops_contain_attention()  # which no graph of a piece may hold either
         compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE if pieces else CUDAGraphMode.NONE
@@ -184,7 +206,7 @@ class TideModel(llama.LlamaModel):
                 raise ValueError(
                     "embeddings carry no token identity, which memory needs: send text or tokens"
                 )
-            more["rows_NKD"] = self.memory(input_ids, self.norm.weight)
+            more["rows_NKD"] = self.memory(input_ids, positions, self.norm.weight)
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **more)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -44,11 +44,13 @@ def check_memory(memory: object, tokens: torch.Tensor | None, config: TideConfig
         raise ValueError(f"memory is a {type(memory).__name__}: pass Memory(rows, index), or leave it out")
     if tokens is None or torch.compiler.is_compiling():
         return
-    rows_UKD, index_BT, *_ = memory
-    (B, T), K, D, held = tokens.shape[:2], config.num_memory_blocks, config.hidden_size, tuple(rows_UKD.shape)
-    if len(held) != 3 or held[1:] != (K, D):
-        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {K}, {D})")
-    if index_BT is None and len(rows_UKD) != B * T:
-        raise ValueError(f"memory holds {len(rows_UKD)} rows for {B} x {T} tokens: pass an index too")
-    if index_BT is not None and index_BT.shape != (B, T):
-        raise ValueError(f"memory has an index of shape {tuple(index_BT.shape)} for {B} x {T} tokens")
+    rows_UJD, index, *_ = memory
+    (B, T), K, D, held = tokens.shape[:2], config.num_memory_blocks, config.hidden_size, tuple(rows_UJD.shape)
+    several = index is not None and index.ndim == 3
+    blocks = K // len(index) if several else K
+    if len(held) != 3 or held[1:] != (blocks, D):
+        raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {blocks}, {D})")
+    if index is None and len(rows_UJD) != B * T:
+        raise ValueError(f"memory holds {len(rows_UJD)} rows for {B} x {T} tokens: pass an index too")
+    if index is not None and index.shape[several:] != (B, T):
+        raise ValueError(f"memory has an index of shape {tuple(index.shape)} for {B} x {T} tokens")

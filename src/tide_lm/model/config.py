@@ -45,8 +45,9 @@ class TideConfig(LlamaConfig):
 
     K = 0 is the base model, exactly `LlamaForCausalLM`.
 
-    An extension that is not in the paper: with `memory_values` the row of block l mod K also joins the values
-    of layer l's attention, times `memory_value_scale`.
+    Extensions that are not in the paper: with `memory_values` the row of block l mod K also joins the values
+    of layer l's attention, times `memory_value_scale`. With `memory_pair_rows` the tables have so many rows
+    more, which pairs of tokens share, and half of a position's blocks are from there.
 
     A packed model has a `memory_store`: the `file` beside its weights that holds the rows, and the
     `fingerprint` of the weights that they belong to.
@@ -59,6 +60,7 @@ class TideConfig(LlamaConfig):
     memory_gain_init: int | float = 1.0
     memory_values: bool = False
     memory_value_scale: int | float = 1.0
+    memory_pair_rows: int = 0
     memory_store: dict | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -99,6 +101,8 @@ class TideConfig(LlamaConfig):
             raise ValueError(
                 f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"
             )
+        if self.memory_pair_rows < 0:
+            raise ValueError(f"memory_pair_rows is {self.memory_pair_rows}: it must be 0 or more")
         for name in ("memory_gain_init", "memory_value_scale"):
             if not math.isfinite(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value}: it must be a finite number")

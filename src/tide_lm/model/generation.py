@@ -5,7 +5,10 @@ from typing import Any
 
 import torch
 from transformers import GenerationMixin
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tide_lm.model.pairs import previous_ids
 
 try:
     from transformers.modeling_utils import slice_logits_to_keep
@@ -24,6 +27,30 @@ class TideCausalLMOutputWithPast(CausalLMOutputWithPast):
 
 class TideGeneration(GenerationMixin):
     """Generation that looks the memory up for each new token."""
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,  # transformers looks for this name
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> Any:
+        inputs = super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length,
+            past_key_values,
+            attention_mask,
+            inputs_embeds,
+            is_first_iteration,
+            **kwargs,
+        )
+        if self.config.memory_pair_rows and inputs.get("input_ids") is not None:
+            new = inputs["input_ids"].shape[1]
+            inputs["previous_ids"] = previous_ids(input_ids, attention_mask)[:, -new:]
+        return inputs
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("memory") is not None:

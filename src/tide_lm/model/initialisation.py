@@ -57,16 +57,17 @@ def shard_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def resize_rows(weight_VKD: torch.nn.Parameter, vocab_size: int, std: float) -> None:
-    """Keep the first tokens' rows, and draw those that are added.
+def resize_rows(weight_RJD: torch.nn.Parameter, old: int, vocab_size: int, std: float) -> None:
+    """Keep the rows of the first tokens, of `old`, and those after all tokens; draw those that are added.
 
     Their seed is fixed: an adapter trained on a resized model has to find the same rows when it is loaded on
     the base model, resized again in another process.
     """
-    kept = min(vocab_size, len(weight_VKD))
-    if vocab_size == len(weight_VKD):
+    kept = min(vocab_size, old)
+    if vocab_size == old:
         return
-    resized = weight_VKD.new_empty(vocab_size, *weight_VKD.shape[1:])
-    resized[:kept] = weight_VKD.data[:kept]
-    draw_table(resized[kept:], range(kept, vocab_size), seed=0, std=std)
-    weight_VKD.data = resized
+    resized = weight_RJD.new_empty(vocab_size + len(weight_RJD) - old, *weight_RJD.shape[1:])
+    resized[:kept] = weight_RJD.data[:kept]
+    resized[vocab_size:] = weight_RJD.data[old:]
+    draw_table(resized[kept:vocab_size], range(kept, vocab_size), seed=0, std=std)
+    weight_RJD.data = resized

@@ -9,7 +9,7 @@ from transformers.utils import cached_file
 from tide_lm.model.config import TideConfig
 from tide_lm.model.extensions import EXTENSIONS
 from tide_lm.model.streamed_tensors import read, weight_files
-from tide_lm.spec.config import Place
+from tide_lm.spec.config import Place, table_shape
 from tide_lm.store.format import StoreError
 from tide_lm.store.reader import StoreFile
 
@@ -19,12 +19,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 def memory_tensors(config: TideConfig) -> Shapes:
     """Return the names and shapes of the tensors that a config adds to a Llama's."""
-    V, K, D = config.vocab_size, config.num_memory_blocks, config.hidden_size
+    K, D = config.num_memory_blocks, config.hidden_size
     if not K:
         return {}
     found: Shapes = {}
     if config.memory_store is None:
-        found |= {"model.memory.weight": (V, K, D), "model.memory.norm.weight": (K, D)}
+        found |= {"model.memory.weight": table_shape(config), "model.memory.norm.weight": (K, D)}
     for layer in range(config.num_hidden_layers):
         found[f"model.layers.{layer}.router.weight"] = (K + 1, D)
     for switch in EXTENSIONS:
@@ -74,7 +74,7 @@ def check_tensors(model: str, config: TideConfig, held: Shapes, any_shape: bool)
         if held[name] != shape:
             raise ValueError(
                 f"{model!r} holds {name} of shape {held[name]}, and its config calls for {shape}: give "
-                "num_memory_blocks and vocab_size as they were saved"
+                "num_memory_blocks, memory_pair_rows and vocab_size as they were saved"
             )
 
 
@@ -98,8 +98,8 @@ def open_store(config: TideConfig, model: str, **of_hub: Any) -> StoreFile:
             "again with `tide-lm pack`"
         )
     file = StoreFile(Path(cached_file(model, name, **of_hub)))
-    K, D = config.num_memory_blocks, config.hidden_size
-    file.check_model(vocab_size=config.vocab_size, blocks=K, hidden=D, fingerprint=fingerprint)
+    rows, blocks, hidden = table_shape(config)
+    file.check_model(vocab_size=rows, blocks=blocks, hidden=hidden, fingerprint=fingerprint)
     if config.memory_store.get("header", file.header.checksum) != file.header.checksum:
         raise StoreError(
             f"{file.path} is of another packing of this model, with {file.header.bits} bits: copy the file "

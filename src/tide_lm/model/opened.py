@@ -130,8 +130,9 @@ class OpenedModel:
 
     @property
     def trained_rows(self) -> torch.Tensor | None:
-        """The rows as trained, V x K x D; None in a packed model, and in one without memory."""
-        return getattr(self.model.model.memory, "weight", None) if self.has_memory else None
+        """Each token's row as trained, V x J x D; None in a packed model, and in one without memory."""
+        weight = getattr(self.model.model.memory, "weight", None) if self.has_memory else None
+        return None if weight is None else weight[: self.vocabulary]
 
     def check_memory(self) -> None:
         if not self.has_memory:

@@ -159,5 +159,6 @@ class TidePreTrainedModel(LlamaPreTrainedModel):
         tables = self.tables  # or an error, of a packed model
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if tables is not None:
-            resize_rows(tables.weight, embeddings.num_embeddings, self.config.initializer_range)
+            old = tables.height - tables.pair_rows
+            resize_rows(tables.weight, old, embeddings.num_embeddings, self.config.initializer_range)
         return embeddings

@@ -1,6 +1,7 @@
 """Memory whose rows are packed: on the device, in the host's memory, or in a file.
 
-Shapes: B batch, T tokens, V vocabulary, U different tokens, K blocks, D hidden, R bytes of a row.
+Shapes: B batch, T tokens, V rows of the store, U different rows, P rows of a position, J blocks of a row, D
+hidden, R bytes of a row.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from tide_lm.model.checks import check_token_ids
-from tide_lm.model.memory import Memory, MemorySource
+from tide_lm.model.memory import Memory, MemorySource, taking_turns
 from tide_lm.ops.decode import RowBytes
 from tide_lm.run import files
 from tide_lm.spec.config import Place, Residence
@@ -30,8 +31,9 @@ class StoredMemory(MemorySource):
 
     bytes_VR: torch.Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, pair_rows: int = 0) -> None:
         super().__init__()
+        self.pair_rows = pair_rows
         self.file: StoreFile | None = None
         self.rows: StoredRows | None = None
         self._decode: RowDecoder | None = None
@@ -58,11 +60,20 @@ class StoredMemory(MemorySource):
         self.bytes_VR = bytes_VR
 
     @property
+    def height(self) -> int:
+        assert self.header is not None
+        return self.header.vocab_size
+
+    @property
     def on_device(self) -> bool:  # type: ignore[override]
         return self.bytes_VR is not None
 
     def directions(self, ids_U: torch.Tensor) -> torch.Tensor:
-        return self.rows_of(ids_U).float()
+        assert self._decode is not None
+        if self.bytes_VR is not None:
+            return self._decode(self.bytes_VR[ids_U])
+        tokens_W, index_U = ids_U.cpu().unique(return_inverse=True)
+        return self._decode(self._staged(tokens_W).to(ids_U.device))[index_U.to(ids_U.device)]
 
     @property
     def tables(self) -> Any:
@@ -73,8 +84,13 @@ class StoredMemory(MemorySource):
         """What was read; all zero where rows are in memory."""
         return self.rows.counters if self.rows is not None else Counters()
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype = torch.float32) -> Memory:
-        """Return the rows of each token once, and which of them belongs to each position."""
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        dtype: torch.dtype = torch.float32,
+        previous_BT: torch.Tensor | None = None,
+    ) -> Memory:
+        """Return each row once, and which of them belong to each position."""
         if self._decode is None:
             raise ValueError("the rows of this memory are in a store: open the model with from_pretrained")
         if self.training:
@@ -82,32 +98,39 @@ class StoredMemory(MemorySource):
                 "a packed memory cannot be trained: call model.eval(), or train the model it was packed from"
             )
         if self.bytes_VR is None:
-            bytes_UR, index_BT = self._from_host(input_ids_BT)
-        elif torch.compiler.is_compiling():  # how many tokens are different is not known then
-            bytes_UR, index_BT = self.bytes_VR[input_ids_BT.flatten()], None
+            bytes_UR, index = self._from_host(input_ids_BT, previous_BT)
+        elif torch.compiler.is_compiling():  # how many rows are different is not known then
+            numbers_BTP = torch.stack(self.numbers(input_ids_BT, previous_BT), -1)
+            rows = self._decode(self.bytes_VR[numbers_BTP.flatten()], dtype)
+            return Memory(taking_turns(rows.unflatten(0, (-1, numbers_BTP.shape[-1]))))
         else:
-            tokens_U, index_BT = input_ids_BT.unique(return_inverse=True)
-            bytes_UR = self.bytes_VR[tokens_U]
-        return Memory(self._decode(bytes_UR, dtype), index_BT)
+            numbers = torch.stack(self.numbers(input_ids_BT, previous_BT))
+            numbers_U, index = numbers.unique(return_inverse=True)
+            bytes_UR = self.bytes_VR[numbers_U]
+        return Memory(self._decode(bytes_UR, dtype), index if len(index) > 1 else index[0])
 
     def row_bytes(self, ids_1: torch.Tensor) -> RowBytes | None:
-        """Return where a kernel finds rows: by token, or in a file's cache by a place that the host sets."""
+        """Return where a kernel finds rows: by token, or in a file's cache by places that the host sets."""
         if self._decode is None or self._decode.header.ranks:
             return None
-        bytes_VR, which_1 = self.bytes_VR, ids_1
+        bytes_VR, which = self.bytes_VR, ids_1
         if self._host_VR is not None:
             bytes_VR = self._host_VR = self._host_VR.pin_memory() if ids_1.is_cuda else self._host_VR
-        # With two rows or more, the one that a step reads is never the one that is replaced meanwhile.
-        if self.rows is not None and len(self.rows.cached_CR) >= 2 and ids_1.is_cuda:
+        # With twice a step's rows or more, those that it reads are never those that are replaced meanwhile.
+        if (
+            self.rows is not None
+            and len(self.rows.cached_CR) >= (4 if self.pair_rows else 2)
+            and ids_1.is_cuda
+        ):
             bytes_VR = torch.from_numpy(self.rows.cached_CR)
             if not bytes_VR.is_pinned():
                 bytes_VR = torch.empty_like(bytes_VR, pin_memory=True)
                 self.rows.move_to(bytes_VR.numpy())
-            which_1 = torch.zeros(1, dtype=torch.long, pin_memory=True)
+            which = torch.zeros(2 if self.pair_rows else 1, dtype=torch.long, pin_memory=True)
         if bytes_VR is None:
             return None
         arrays = self._decode.arrays_on(ids_1.device)
-        return RowBytes(bytes_VR, which_1, levels=arrays.get("levels"), columns=arrays.get("columns"))
+        return RowBytes(bytes_VR, which, levels=arrays.get("levels"), columns=arrays.get("columns"))
 
     def save(self, store: Path) -> None:
         """Copy the store, unless it is there."""
@@ -119,16 +142,25 @@ class StoredMemory(MemorySource):
             files.copy_atomically(self.file.path, store)
 
     @torch.compiler.disable
-    def _from_host(self, input_ids_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.header is not None
+    def _from_host(
+        self, input_ids_BT: torch.Tensor, previous_BT: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the bytes of each row once, and which of them belong to each position, P x B x T."""
         device = input_ids_BT.device
-        tokens_U, index_BT = input_ids_BT.cpu().unique(return_inverse=True)
-        check_token_ids(tokens_U, self.header.vocab_size)
-        shape = (len(tokens_U), self.header.codec.row_bytes)
-        staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        ids_BT, previous_BT = input_ids_BT.cpu(), None if previous_BT is None else previous_BT.cpu()
+        check_token_ids(ids_BT, self.height - self.pair_rows)
+        numbers_U, index_PBT = torch.stack(self.numbers(ids_BT, previous_BT)).unique(return_inverse=True)
+        staged_UR = self._staged(numbers_U, pinned=device.type == "cuda")
+        return staged_UR.to(device, non_blocking=device.type == "cuda"), index_PBT.to(device)
+
+    def _staged(self, numbers_U: torch.Tensor, pinned: bool = False) -> torch.Tensor:
+        """Return the bytes of rows, by ascending numbers, in the host's memory."""
+        assert self.header is not None
+        shape = (len(numbers_U), self.header.codec.row_bytes)
+        staged_UR = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         if self.rows is not None:
-            self.rows.fetch(tokens_U.numpy(), staged_UR.numpy())
+            self.rows.fetch(numbers_U.numpy(), staged_UR.numpy())
         else:
             assert self._host_VR is not None
-            torch.index_select(self._host_VR, 0, tokens_U, out=staged_UR)
-        return staged_UR.to(device, non_blocking=device.type == "cuda"), index_BT.to(device)
+            torch.index_select(self._host_VR, 0, numbers_U, out=staged_UR)
+        return staged_UR

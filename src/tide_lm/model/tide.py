@@ -1,6 +1,7 @@
 """TIDE as the difference from LLaMA: section 3 of the paper, in its order and with its symbols.
 
-Shapes: B batch, T tokens, V vocabulary, K memory blocks, D hidden, U rows held.
+Shapes: B batch, T tokens, V vocabulary, K memory blocks, D hidden, U rows held, J blocks of a row (K, unless
+there are rows for pairs of tokens).
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,11 @@ from tide_lm.model.config import TideConfig
 from tide_lm.model.extensions import extended
 from tide_lm.model.generation import TideCausalLMOutputWithPast, TideGeneration, slice_logits_to_keep
 from tide_lm.model.initialisation import draw_table
-from tide_lm.model.memory import LayerMemory, Memory, MemorySource
+from tide_lm.model.memory import LayerMemory, Memory, MemorySource, taking_turns
+from tide_lm.model.pairs import first_previous_ids
 from tide_lm.model.pretrained import TidePreTrainedModel
 from tide_lm.model.stored import StoredMemory
+from tide_lm.spec.config import table_shape
 
 
 class MemoryNorm(nn.Module):
@@ -41,10 +44,11 @@ class MemoryNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(blocks, dim))
         self.eps = eps
 
-    def forward(self, raw_UKD: torch.Tensor) -> torch.Tensor:
-        raw = raw_UKD.to(torch.float32)
+    def forward(self, raw_UJD: torch.Tensor, part: int = 0) -> torch.Tensor:
+        """Normalise rows; of several that a position has, whose blocks take turns, those of one part."""
+        raw, parts = raw_UJD.to(torch.float32), len(self.weight) // raw_UJD.shape[-2]
         normed = raw * torch.rsqrt(raw.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(raw_UKD.dtype)
+        return self.weight[part::parts] * normed.to(raw_UJD.dtype)
 
     def draw(self, config: TideConfig) -> None:
         init.constant_(self.weight, config.memory_gain_init)
@@ -55,23 +59,29 @@ class EmbeddingMemory(MemorySource):
 
     def __init__(self, config: TideConfig) -> None:
         super().__init__()
-        K, D = config.num_memory_blocks, config.hidden_size
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, K, D))
-        self.norm = MemoryNorm(K, D, config.rms_norm_eps)
+        self.pair_rows = config.memory_pair_rows
+        self.weight = nn.Parameter(torch.empty(table_shape(config)))
+        self.norm = MemoryNorm(config.num_memory_blocks, config.hidden_size, config.rms_norm_eps)
 
     @property
-    def tokens(self) -> range:
-        """The tokens that have a row here."""
+    def own(self) -> range:
+        """The rows that are here."""
         return range(len(self.weight))
 
     def draw(self, config: TideConfig) -> None:
         if not self.weight.is_meta:
-            draw_table(self.weight, self.tokens, torch.initial_seed(), config.initializer_range)
+            draw_table(self.weight, self.own, torch.initial_seed(), config.initializer_range)
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
-        """Return a row per position; tables have the model's type, whatever `dtype` is."""
-        rows = nn.functional.embedding(input_ids_BT.flatten(), self.weight.flatten(1))
-        return Memory(self.norm(rows.unflatten(-1, self.weight.shape[1:])))
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        previous_BT: torch.Tensor | None = None,
+    ) -> Memory:
+        """Return all blocks of each position; tables have the model's type, whatever `dtype` is."""
+        numbers_NP = torch.stack(self.numbers(input_ids_BT, previous_BT), -1).flatten(0, -2)
+        rows = nn.functional.embedding(numbers_NP, self.weight.flatten(1))
+        return Memory(self.norm(taking_turns(rows.unflatten(-1, self.weight.shape[1:]))))
 
 
 class MemoryRouter(nn.Linear):
@@ -133,7 +143,7 @@ class TideDecoderLayer(LlamaDecoderLayer):
         self, h: torch.Tensor, update: torch.Tensor, logits: torch.Tensor, memory: LayerMemory
     ) -> torch.Tensor:
         """Return `h + update + m`."""
-        return ops.memory_mix(h, logits, memory.rows_UKD, memory.index_BT, update, memory.placeholder)
+        return ops.memory_mix(h, logits, memory.rows_UJD, memory.row_index, update, memory.placeholder)
 
 
 class TideModel(TidePreTrainedModel, LlamaModel):
@@ -156,7 +166,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         K = config.num_memory_blocks
         self.memory: MemorySource | None = None
         if K and config.memory_store is not None:
-            self.memory = StoredMemory()
+            self.memory = StoredMemory(config.memory_pair_rows)
         elif K:
             self.memory = self.memory_class(config)
         layer = self.layer_class(config)
@@ -180,11 +190,15 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         use_cache: bool | None = None,
         *,
         memory: Memory | None = None,
+        previous_ids: torch.Tensor | None = None,
         drop_memory_layers: Sequence[int] | None = None,
         output_router_weights: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Run Llama's forward; `memory` was looked up outside, and `drop_memory_layers` get none of it."""
+        """Run Llama's forward; `memory` was looked up outside, and `drop_memory_layers` get none of it.
+
+        To go on from a cache, rows for pairs of tokens need `previous_ids`, the token before each.
+        """
         if input_ids is not None:
             check_token_ids(input_ids, self.config.vocab_size)
         if output_router_weights is None:
@@ -193,7 +207,10 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         dropped = checked_layers(drop_memory_layers, len(self.layers))
         check_memory(memory, inputs_embeds if input_ids is None else input_ids, self.config)
         if self.memory is not None:
-            kwargs |= {"memory": self.memory_for(input_ids, memory), "drop_memory_layers": dropped}
+            if self.config.memory_pair_rows and memory is None and previous_ids is None:
+                previous_ids = first_previous_ids(input_ids, attention_mask, past_key_values)
+            memory = self.memory_for(input_ids, memory, previous_ids)
+            kwargs |= {"memory": memory, "drop_memory_layers": dropped}
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -204,7 +221,12 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             **kwargs,
         )
 
-    def memory_for(self, input_ids: torch.Tensor | None, memory: Memory | None = None) -> Memory:
+    def memory_for(
+        self,
+        input_ids: torch.Tensor | None,
+        memory: Memory | None = None,
+        previous_ids: torch.Tensor | None = None,
+    ) -> Memory:
         """Return the rows that were looked up outside, or look them up."""
         if memory is not None:
             return Memory(*memory)
@@ -214,7 +236,7 @@ class TideModel(TidePreTrainedModel, LlamaModel):
                 "pass input_ids, or memory=, looked up beforehand"
             )
         assert self.memory is not None
-        return self.memory(input_ids, self.embed_tokens.weight.dtype)
+        return self.memory(input_ids, self.embed_tokens.weight.dtype, previous_ids)
 
 
 class TideForCausalLM(TideGeneration, TidePreTrainedModel, LlamaForCausalLM):
@@ -242,6 +264,7 @@ class TideForCausalLM(TideGeneration, TidePreTrainedModel, LlamaForCausalLM):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         memory: Memory | None = None,
+        previous_ids: torch.Tensor | None = None,
         drop_memory_layers: Sequence[int] | None = None,
         output_router_weights: bool | None = None,
         **kwargs: Any,
@@ -254,6 +277,7 @@ class TideForCausalLM(TideGeneration, TidePreTrainedModel, LlamaForCausalLM):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             memory=memory,
+            previous_ids=previous_ids,
             drop_memory_layers=drop_memory_layers,
             output_router_weights=output_router_weights,
             **kwargs,

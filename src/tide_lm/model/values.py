@@ -81,5 +81,5 @@ class RowInValues(nn.Module):
         row = None
         if memory is not None:
             placeholder = memory.placeholder and memory.placeholder.g_value_BTD
-            row = ops.memory_row(n, memory.own_row_UD, memory.index_BT, placeholder)
+            row = ops.memory_row(n, memory.own_row_UD, memory.own_index_BT, placeholder)
         return super().attend(n, memory, row_BTD=row, **kwargs)  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Decode one token of one sequence in one launch of the kernel in decode_kernel/ (docs/engine.md).
 
-Shapes: L layers, D hidden, G key heads, T positions, d of a head, V vocabulary, R bytes, K blocks.
+Shapes: L layers, D hidden, G key heads, T positions, d of a head, V rows of the tables, R bytes, K blocks.
 """
 
 import ctypes
@@ -32,6 +32,7 @@ class DecodeShape:
     L: int
     V: int
     K: int = 0
+    PAIR_ROWS: int = 0
     GATES: int = 0
     BITS: int = 0
     ROW_GROUP: int = 32
@@ -106,9 +107,10 @@ class DecodeWeights:
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Rows of all tokens, on the device or in pinned memory, and `which` of them is wanted.
+    """All rows, on the device or in pinned memory, and `which` of them are wanted.
 
-    Tables as trained have gains; packed rows have levels and columns.
+    That is the token itself, or the places that the host gives its rows. Tables as trained have gains; packed
+    rows have levels and columns.
     """
 
     bytes_VR: torch.Tensor
@@ -124,7 +126,7 @@ class Args(ctypes.Structure):
     _fields_ = (
         *((field, ctypes.c_void_p) for field in DecodeWeights.__dataclass_fields__),
         *((name, ctypes.c_void_p) for name in ("rope", "rows", "cache", "mail", "logits", "best")),
-        *((name, ctypes.c_void_p) for name in ("token", "place", "step", "times")),
+        *((name, ctypes.c_void_p) for name in ("token", "previous", "place", "step", "times")),
         *((name, ctypes.c_void_p) for name in ("bytes", "which", "gains", "levels", "columns")),
         ("stride", ctypes.c_int64),
         ("eps", ctypes.c_float),
@@ -160,7 +162,7 @@ def buffers(shape: DecodeShape, blocks: int, words: int, device: torch.device) -
 
 
 class DecodeKernel:
-    """Reads the token at `ids_1` and its place; leaves logits, the most likely token and the next place."""
+    """Reads a token, the one before it and its place; leaves logits, and the next ones with the likeliest."""
 
     def __init__(
         self,
@@ -169,6 +171,7 @@ class DecodeKernel:
         cache_L2GTd: torch.Tensor,
         rope_Td: torch.Tensor,
         ids_1: torch.Tensor,
+        previous_1: torch.Tensor,
         place_1: torch.Tensor,
         rows: RowBytes | None,
         eps: float,
@@ -183,6 +186,7 @@ class DecodeKernel:
         module = Module(compile_source(SOURCE.read_text(), macros, architecture, SOURCE.parent))
         self._decode = module.kernel("decode", module.number("threads"), shared)
         given = {"rope": rope_Td, "cache": cache_L2GTd, "token": ids_1, "place": place_1}
+        given["previous"] = previous_1
         given |= buffers(shape, self.blocks, module.number("mail_words"), device)
         if "TIMES" in macros:
             self.times = given["times"] = ids_1.new_zeros(shape.L * self.blocks * 16)

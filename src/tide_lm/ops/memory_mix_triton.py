@@ -1,5 +1,7 @@
 """Triton twins of memory_mix and memory_rows. N positions, U rows, K blocks, S slots, D hidden, L layers.
 
+A position has P rows of J = K / P blocks, which take turns; `index` has P x N numbers.
+
 Loads are turned into float32 at once: products and sums are in float32 whatever the tensors are. Only where
 gradients are of 16 bits, tensor cores read the alphas that they are multiplied with as tf32. KS and LS are
 K and L, rounded up to what a tile may have.
@@ -38,6 +40,8 @@ def _mix_kernel(
     out,
     stride,
     row_stride,
+    N,
+    P: tl.constexpr,
     K: tl.constexpr,
     KS: tl.constexpr,
     D: tl.constexpr,
@@ -49,8 +53,6 @@ def _mix_kernel(
     n = n.to(tl.int64)
     blocks = tl.arange(0, KS)
     alpha, _ = _softmax(logits + n * stride, K, blocks)
-    u = n if index is None else tl.load(index + n).to(tl.int64)
-    row = rows + u * row_stride
     for start in range(0, SPAN, BLOCK):
         d = tl.program_id(1) * SPAN + start + tl.arange(0, BLOCK)
         inside = d < D
@@ -59,7 +61,9 @@ def _mix_kernel(
             total += tl.load(update + n * D + d, mask=inside, other=0).to(tl.float32)
         for k in tl.static_range(K):
             weight = tl.sum(tl.where(blocks == k, alpha, 0), 0)
-            total += weight * tl.load(row + k * D + d, mask=inside, other=0).to(tl.float32)
+            u = n if index is None else tl.load(index + k % P * N + n).to(tl.int64)
+            row = rows + u * row_stride + k // P * D
+            total += weight * tl.load(row + d, mask=inside, other=0).to(tl.float32)
         tl.store(out + n * D + d, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -74,6 +78,8 @@ def _mix_backward_kernel(
     alphas,
     stride,
     row_stride,
+    N,
+    P: tl.constexpr,
     K: tl.constexpr,
     KS: tl.constexpr,
     D: tl.constexpr,
@@ -82,13 +88,17 @@ def _mix_backward_kernel(
     n = tl.load(order + tl.program_id(0)).to(tl.int64)
     k = tl.arange(0, KS)
     alpha, null = _softmax(logits + n * stride, K, k)
-    row = rows + tl.load(index + n).to(tl.int64) * row_stride
+    if P == 1:
+        row, place = rows + tl.load(index + n).to(tl.int64) * row_stride, k * D
+    else:
+        u = tl.load(index + k % P * N + n, mask=k < K, other=0).to(tl.int64)
+        row, place = rows, u * row_stride + k // P * D
     products = tl.zeros((KS, BLOCK), tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         gradient = tl.load(d_out + n * D + d, mask=d < D, other=0).to(tl.float32)
         inside = (k < K)[:, None] & (d < D)[None, :]
-        block = tl.load(row + k[:, None] * D + d[None, :], mask=inside, other=0).to(tl.float32)
+        block = tl.load(row + place[:, None] + d[None, :], mask=inside, other=0).to(tl.float32)
         products += block * gradient[None, :]
     d_alpha = tl.sum(products, 1)
     inner = tl.sum(alpha * d_alpha, 0)
@@ -184,11 +194,11 @@ def mix(
     residual_BTD: torch.Tensor,
     update_BTD: torch.Tensor | None,
     logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor | None,
+    rows_UJD: torch.Tensor,
+    index: torch.Tensor | None,
     order_N: torch.Tensor | None,
 ) -> torch.Tensor:
-    _, K, D = rows_UKD.shape
+    K, (_, J, D) = logits_BTS.shape[-1] - 1, rows_UJD.shape
     logits_NS = logits_BTS.flatten(0, 1)
     residual_BTD = residual_BTD.contiguous()
     out = torch.empty_like(residual_BTD)
@@ -198,12 +208,14 @@ def mix(
         residual_BTD,
         None if update_BTD is None else update_BTD.contiguous(),
         logits_NS,
-        rows_UKD,
-        None if index_BT is None else index_BT.contiguous(),
+        rows_UJD,
+        None if index is None else index.contiguous(),
         order_N,
         out,
         logits_NS.stride(0),
-        rows_UKD.stride(0),
+        rows_UJD.stride(0),
+        N,
+        K // J,
         K,
         triton.next_power_of_2(K),
         D,
@@ -217,25 +229,28 @@ def mix(
 def mix_backward(
     d_out_BTD: torch.Tensor,
     logits_BTS: torch.Tensor,
-    rows_UKD: torch.Tensor,
-    index_BT: torch.Tensor,
+    rows_UJD: torch.Tensor,
+    index: torch.Tensor,
     order_N: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _, K, D = rows_UKD.shape
-    d_out, index, logits_NS = d_out_BTD.contiguous(), index_BT.contiguous(), logits_BTS.flatten(0, 1)
+    K, (_, J, D) = logits_BTS.shape[-1] - 1, rows_UJD.shape
+    d_out, index, logits_NS = d_out_BTD.contiguous(), index.contiguous(), logits_BTS.flatten(0, 1)
+    N = len(logits_NS)
     d_logits = torch.empty_like(logits_BTS, memory_format=torch.contiguous_format)
-    alpha = logits_NS.new_empty(*index.shape, K, dtype=torch.float32)
+    alpha = logits_NS.new_empty(*logits_BTS.shape[:-1], K, dtype=torch.float32)
     blocks = triton.next_power_of_2(K)
-    _mix_backward_kernel[(index.numel(),)](
+    _mix_backward_kernel[(N,)](
         d_out,
         logits_NS,
-        rows_UKD,
+        rows_UJD,
         index,
         order_N,
         d_logits,
         alpha,
         logits_NS.stride(0),
-        rows_UKD.stride(0),
+        rows_UJD.stride(0),
+        N,
+        K // J,
         K,
         blocks,
         D,
@@ -245,43 +260,43 @@ def mix_backward(
     return d_logits, alpha
 
 
-def norm(raw_UKD: torch.Tensor, gain_KD: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-    U, K, D = raw_UKD.shape
-    out = torch.empty_like(raw_UKD, dtype=dtype)
-    _norm_kernel[(U * K,)](raw_UKD, gain_KD, out, eps, K, D, triton.next_power_of_2(D), num_warps=4)
-    return out
+def norm(raw_UJD: torch.Tensor, gain_JD: torch.Tensor, eps: float, out_UJD: torch.Tensor) -> None:
+    U, J, D = raw_UJD.shape
+    _norm_kernel[(U * J,)](raw_UJD, gain_JD, out_UJD, eps, J, D, triton.next_power_of_2(D), num_warps=4)
 
 
 def rows_backward(
-    raw_UKD: torch.Tensor,
-    gain_KD: torch.Tensor,
+    raw_UJD: torch.Tensor,
+    gain_JD: torch.Tensor,
     eps: float,
     index: RowIndex,
     d_out_LBTD: list[torch.Tensor],
-    alpha_LBTK: list[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    (U, K, D), N, L = raw_UKD.shape, index.index_BT.numel(), len(d_out_LBTD)
+    alpha_LBTJ: list[torch.Tensor],
+    d_raw_UJD: torch.Tensor,
+) -> torch.Tensor:
+    (U, J, D), N, L = raw_UJD.shape, index.index_BT.numel(), len(d_out_LBTD)
     if not L:
-        return torch.zeros_like(raw_UKD), torch.zeros_like(gain_KD)
+        d_raw_UJD.zero_()
+        return torch.zeros_like(gain_JD)
     gradients = [_aligned(gradient) for gradient in d_out_LBTD]
     first = gradients[0]
     # Where they lie, since a copy that puts them side by side would take as long as reading them here.
     distances = [(each.data_ptr() - first.data_ptr()) // first.itemsize for each in gradients]
     count = len(index.start_P) - 1
-    pieces = raw_UKD.new_empty(count, K, D, dtype=torch.float32)
-    blocks, layers = max(16, triton.next_power_of_2(K)), max(16, triton.next_power_of_2(L))
+    pieces = raw_UJD.new_empty(count, J, D, dtype=torch.float32)
+    blocks, layers = max(16, triton.next_power_of_2(J)), max(16, triton.next_power_of_2(L))
     width = max(16, min(triton.next_power_of_2(D), 16384 // layers, 8192 // blocks))
     _pieces_kernel[(count, triton.cdiv(D, width))](
         first,
         upload(torch.tensor(distances), first.device),
-        torch.stack(alpha_LBTK),
+        torch.stack(alpha_LBTJ),
         index.order_N,
         index.start_P,
         pieces,
         N,
         L,
         layers,
-        K,
+        J,
         blocks,
         D,
         width,
@@ -289,24 +304,23 @@ def rows_backward(
         num_warps=4,
     )
     programs = triton.cdiv(U, ROWS_A_PROGRAM)
-    d_raw = torch.empty_like(raw_UKD)
-    shares = raw_UKD.new_empty(programs, K, D, dtype=torch.float32)
-    _rows_kernel[(programs, K)](
-        raw_UKD,
-        gain_KD,
+    shares = raw_UJD.new_empty(programs, J, D, dtype=torch.float32)
+    _rows_kernel[(programs, J)](
+        raw_UJD,
+        gain_JD,
         pieces,
         index.first_U,
-        d_raw,
+        d_raw_UJD,
         shares,
         eps,
         U,
-        K,
+        J,
         D,
         triton.next_power_of_2(D),
         ROWS_A_PROGRAM,
         num_warps=4,
     )
-    return d_raw, shares.sum(0).to(gain_KD.dtype)
+    return shares.sum(0).to(gain_JD.dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

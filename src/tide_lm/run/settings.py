@@ -29,6 +29,7 @@ class ModelSection:
     memory_gain_init: float = 1.0
     memory_values: bool = False
     memory_value_scale: float = 1.0
+    memory_pairs: bool = False
     tie_word_embeddings: bool = True
 
     @classmethod
@@ -46,6 +47,7 @@ class ModelSection:
             memory_gain_init=float(values.get("memory_gain_init", 1)),
             memory_values=shape.memory_values,
             memory_value_scale=float(values.get("memory_value_scale", 1)),
+            memory_pairs=shape.memory_pair_rows > 0,
             tie_word_embeddings=shape.tie_word_embeddings,
         )
 
@@ -58,12 +60,14 @@ class ModelSection:
         if self.start:
             return ModelConfig.from_folder(Path(self.start))
         model = presets.get(self.preset).model
+        vocab_size = self.vocab_size or model.vocab_size
         try:
             return dataclasses.replace(
                 model,
-                vocab_size=self.vocab_size or model.vocab_size,
+                vocab_size=vocab_size,
                 intermediate_size=self.intermediate_size or model.intermediate_size,
                 memory_values=self.memory_values and model.num_memory_blocks > 0,
+                memory_pair_rows=vocab_size if self.memory_pairs and model.num_memory_blocks else 0,
                 tie_word_embeddings=self.tie_word_embeddings,
             )
         except ValueError as error:
@@ -210,6 +214,7 @@ class RunConfig:
         model, optim = self.model, self.optim
         parts = [
             f"rows in values times {model.memory_value_scale:g}" if model.memory_values else "",
+            "half of the blocks for pairs of tokens" if model.memory_pairs else "",
             f"gains from {model.memory_gain_init:g}",
             f"learning rate x{optim.table_lr_multiple:g}",
             f"decay {optim.table_weight_decay:g}",

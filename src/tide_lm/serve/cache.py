@@ -10,8 +10,9 @@ from transformers import DynamicCache, PreTrainedConfig
 class SlotCache:
     """A cache to which a step appends one token per sequence; `layers` hold keys, then values.
 
-    `ids_B` are the last tokens, which are not appended yet, and `place_B` their positions. A step attends to
-    the positions `seen_T`, from the first on, so that short contexts do not pay for the longest.
+    `ids_B` are the last tokens, which are not appended yet, `previous_B` those before them, and `place_B`
+    their positions. A step attends to the positions `seen_T`, from the first on, so that short contexts do
+    not pay for the longest.
     """
 
     is_compileable = True
@@ -30,7 +31,7 @@ class SlotCache:
         else:
             self.layers = list(self.states_L2BHTd)
         self.ids_B = torch.zeros(batch, dtype=torch.long, device=like.device)
-        self.place_B = torch.zeros_like(self.ids_B)
+        self.previous_B, self.place_B = torch.zeros_like(self.ids_B), torch.zeros_like(self.ids_B)
         self._sequences_B = torch.arange(batch, device=like.device)
         self._seen: dict[int, torch.Tensor] = {}
         self.look_at(length)

@@ -29,8 +29,8 @@ class Forward(ABC):
         self.pool = torch.cuda.graph_pool_handle() if cache.ids_B.is_cuda else None  # of all captured steps
 
     @abstractmethod
-    def look_up(self, ids: list[int]) -> None:
-        """Look up the rows of the cache's tokens, whose ids these are, for the next step."""
+    def look_up(self, ids: list[int], previous: list[int]) -> None:
+        """Look up the rows of the cache's tokens, these after those, for the next step."""
 
     @abstractmethod
     def step(self, sampling: Sampling, generator: torch.Generator) -> None: ...
@@ -38,7 +38,8 @@ class Forward(ABC):
     def fetch_rows(self, into_BKD: torch.Tensor) -> None:
         """Have the host look up the rows of the cache's tokens."""
         assert self.memory is not None
-        into_BKD.copy_(self.memory.rows_of(self.cache.ids_B, into_BKD.dtype))
+        ids_B1, previous_B1 = self.cache.ids_B[:, None], self.cache.previous_B[:, None]
+        into_BKD.copy_(self.memory(ids_B1, into_BKD.dtype, previous_B1).of_positions())
 
     def reach(self, longest: int) -> int:
         """Return how many positions a step attends to, if the longest sequence has so many."""
@@ -71,11 +72,13 @@ class ModelForward(Forward):
             options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if tune else None
             self._run = torch.compile(self._logits, fullgraph=True, options=options)
 
-    def look_up(self, ids: list[int]) -> None:
+    def look_up(self, ids: list[int], previous: list[int]) -> None:
         self.fetch_rows(self._rows_BKD)
 
     def step(self, sampling: Sampling, generator: torch.Generator) -> None:
-        self.cache.ids_B.copy_(sampling.pick(self._run(), generator))
+        picked = sampling.pick(self._run(), generator)
+        self.cache.previous_B.copy_(self.cache.ids_B)
+        self.cache.ids_B.copy_(picked)
         self.cache.place_B += 1
 
     def _memory(self) -> Memory | None:
@@ -84,7 +87,8 @@ class ModelForward(Forward):
             return None
         if self.waits:
             return Memory(self._rows_BKD)
-        return self.memory(self.cache.ids_B[:, None], self.model.get_input_embeddings().weight.dtype)
+        cache, dtype = self.cache, self.model.get_input_embeddings().weight.dtype
+        return self.memory(cache.ids_B[:, None], dtype, cache.previous_B[:, None])
 
     def _logits(self) -> torch.Tensor:
         memory = self._dropped if self.memory is None else {"memory": self._memory()}
@@ -126,7 +130,8 @@ class Decoder:
 
     def _captured(self) -> Callable[[], None]:
         """Capture the step as a graph. Steps that warm up are undone; a replay overwrites what they wrote."""
-        moved = (self.forward.cache.ids_B, self.forward.cache.place_B)
+        cache = self.forward.cache
+        moved = (cache.ids_B, cache.previous_B, cache.place_B)
         before, drawn = [tensor.clone() for tensor in moved], self.generator.get_state()
 
         def restore() -> None:

@@ -114,11 +114,15 @@ class Engine:
         under_way, longest = deque([_Sent(self.cache.ids_B)]), max(map(len, prompts))
         lengths = iter(range(longest + 1, longest + most))
 
+        previous = [prompt[-1] for prompt in prompts] + [0] * (self.batch - len(prompts))
+
         @torch.no_grad()
         def begin(ids: list[int]) -> None:
+            nonlocal previous
             if length := next(lengths, None):
                 if waits:
-                    self.forward.look_up(ids)
+                    self.forward.look_up(ids, previous)
+                    previous = ids
                 decoder.step(length)
                 under_way.append(_Sent(self.cache.ids_B))
 
@@ -164,6 +168,8 @@ class Engine:
         picked = decoder.sampling.pick(self.model.lm_head(last_BD), decoder.generator)
         cache.ids_B.zero_()
         cache.ids_B[: len(prompts)] = picked
+        cache.previous_B.zero_()
+        cache.previous_B[: len(prompts)] = ids_BT[torch.arange(len(prompts)), last_B.cpu()].to(device)
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int | None) -> None:
         if not 1 <= len(prompts) <= self.batch:

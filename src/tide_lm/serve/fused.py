@@ -51,6 +51,7 @@ def shape_of(model: PreTrainedModel) -> DecodeShape:
         L=config.num_hidden_layers,
         V=config.vocab_size,
         K=K,
+        PAIR_ROWS=config.memory_pair_rows if K else 0,
         GATES=config.hidden_size // config.head_dim if K and config.memory_values else 0,
         BITS=packed.bits if packed and not packed.ranks else 0,
         ROW_GROUP=packed.group if packed else 32,
@@ -75,14 +76,15 @@ class FusedForward(Forward):
         super().__init__(model, cache)
         assert cache.states_L2BHTd is not None
         rows = None if self.memory is None else self.memory.row_bytes(cache.ids_B)
-        self._place_1 = None if rows is None or rows.which is cache.ids_B else rows.which
-        self.waits = self.memory is not None and (rows is None or self._place_1 is not None)
+        self._places = None if rows is None or rows.which is cache.ids_B else rows.which
+        self.waits = self.memory is not None and (rows is None or self._places is not None)
         self.kernel = DecodeKernel(
             shape_of(model),
             stack_weights(model),
             cache.states_L2BHTd[:, :, 0],
             rope_table(model, cache.length),
             cache.ids_B,
+            cache.previous_B,
             cache.place_B,
             rows,
             model.config.rms_norm_eps,
@@ -90,9 +92,12 @@ class FusedForward(Forward):
             changes,
         )
 
-    def look_up(self, ids: list[int]) -> None:
-        if self._place_1 is not None:
-            self._place_1[0] = self.model.model.memory.rows.place_of(ids[0])
+    def look_up(self, ids: list[int], previous: list[int]) -> None:
+        if self._places is not None:
+            memory = self.model.model.memory
+            numbers = memory.numbers(torch.tensor([ids]), torch.tensor([previous]))
+            for part, number in enumerate(numbers):
+                self._places[part] = memory.rows.place_of(int(number))
         else:
             self.fetch_rows(self.kernel.rows_KD[None])
 

@@ -54,7 +54,7 @@ class LayerForward(ModelForward):
         q, k, v, *gates = _products(n_B1D, qkv_parts(layer), self._weights.qkv[number])
         q, k, v = (part.view(*n_B1D.shape[:2], -1, attention.head_dim) for part in (q, k, v))
         if gates and own is not None:
-            row_B1D = ops.memory_row(n_B1D, own.own_row_UD, own.index_BT, None)
+            row_B1D = ops.memory_row(n_B1D, own.own_row_UD, own.own_index_BT, None)
             v = attention.add_row(v, gates[0], row_B1D)
         q, k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *rope)
         keys_BGTd, values_BGTd = self.cache.update(k, v.transpose(1, 2), number)

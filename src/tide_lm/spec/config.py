@@ -41,8 +41,21 @@ class Residence:
         return cls(Place.store, int(found[2]) << 20) if found[2] else cls(Place(text))
 
 
+def table_shape(config: Any) -> tuple[int, int, int]:
+    """Return how many rows the tables have, blocks a row, and numbers a block."""
+    pairs = config.memory_pair_rows
+    blocks = config.num_memory_blocks // (2 if pairs else 1)
+    return config.vocab_size + pairs, blocks, config.hidden_size
+
+
 def check_memory(config: Any) -> None:
     """Check that the rows of a `ModelConfig` or `TideConfig` fit its layers."""
+    blocks = config.num_memory_blocks
+    if blocks % 2 and config.memory_pair_rows:
+        raise ValueError(
+            f"num_memory_blocks is {blocks}, and half of them are to be for pairs of tokens: use an even "
+            "number, or leave memory_pairs out (in a config.json, memory_pair_rows)"
+        )
     values = config.num_key_value_heads * config.head_dim
     if config.num_memory_blocks and config.memory_values and (values < 1 or config.hidden_size % values):
         raise ValueError(
@@ -74,6 +87,7 @@ class ModelConfig:
     head_dim: int
     num_memory_blocks: int = 0
     memory_values: bool = False
+    memory_pair_rows: int = 0
     max_position_embeddings: int = 2048
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-5
@@ -84,7 +98,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            least = 0 if name == "num_memory_blocks" else 1
+            least = 0 if name in ("num_memory_blocks", "memory_pair_rows") else 1
             if field.type is int and not (type(value) is int and least <= value <= _LARGEST):
                 raise ValueError(
                     f"{name} is {value!r:.40}: it must be a whole number from {least} to {_LARGEST:,}"
@@ -153,6 +167,7 @@ class ModelConfig:
             head_dim=values.get("head_dim") or hidden // heads,
             num_memory_blocks=values["num_memory_blocks"] if tide else 0,
             memory_values=values.get("memory_values", False) if tide else False,
+            memory_pair_rows=values.get("memory_pair_rows", 0) if tide else 0,
             max_position_embeddings=values.get("max_position_embeddings", 2048),
             rope_theta=(rope if isinstance(rope, dict) else values).get("rope_theta", 10_000.0),
             rms_norm_eps=values.get("rms_norm_eps", 1e-6),

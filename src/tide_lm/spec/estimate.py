@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tide_lm.spec.config import ModelConfig
+from tide_lm.spec.config import ModelConfig, table_shape
 
 PRECISIONS = (16, 8, 4)  # bits a parameter
 
@@ -45,7 +45,7 @@ def count_parameters(model: ModelConfig) -> Parameters:
         routers=L * (K + 1) * D if K else 0,
         value_gates=L * (D // model.head_dim) * D if K and model.memory_values else 0,
         gains=K * D,
-        tables=model.vocab_size * K * D,
+        tables=math.prod(table_shape(model)),
     )
 
 
@@ -55,7 +55,7 @@ def resident_bytes(model: ModelConfig, bits: int) -> int:
 
 
 def table_bytes(model: ModelConfig, bits: int) -> int:
-    """Return the bytes of all tables: vocabulary x blocks x hidden x bits (appendix on compression)."""
+    """Return the bytes of all tables: rows x blocks x hidden x bits (appendix on compression)."""
     return -(-count_parameters(model).tables * bits // 8)
 
 
@@ -126,6 +126,7 @@ def summary(model: ModelConfig, sequence: int, gpus: int = 1) -> dict[str, Any]:
     return {
         "memory_blocks": model.num_memory_blocks,
         "memory_values": model.memory_values,
+        "memory_pair_rows": model.memory_pair_rows,
         "parameters": {**asdict(parameters), "resident": parameters.resident, "total": parameters.total},
         "inference": [
             {

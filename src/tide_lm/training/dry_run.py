@@ -136,7 +136,7 @@ def activation_bytes(config: RunConfig, manifest: Manifest, windows: int) -> int
             return tensor
 
         def count_rows(module: nn.Module, arguments: Any, memory: Memory) -> None:
-            count(memory.rows_UKD)  # checkpointed layers hold them without saving them
+            count(memory.rows_UJD)  # checkpointed layers hold them without saving them
 
         if objective.model.model.memory is not None:
             objective.model.model.memory.register_forward_hook(count_rows)

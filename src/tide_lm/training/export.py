@@ -49,12 +49,12 @@ def _streamed(model: TideForCausalLM, parameter: torch.nn.Parameter) -> Streamed
     memory, shape = model.model.memory, tuple(parameter.shape)
     if not isinstance(memory, ShardedMemory) or parameter is not memory.weight:
         return Streamed("F32", shape, lambda: [_full(parameter)])
-    ids_V = torch.arange(memory.vocabulary)
-    own_V = ids_V if process_group.is_first() else ids_V[:0]
-    pieces = range(0, memory.vocabulary, _PIECE_ROWS)
+    rows_V = torch.arange(memory.height)
+    own_V = rows_V if process_group.is_first() else rows_V[:0]
+    pieces = range(0, memory.height, _PIECE_ROWS)
     return Streamed(
         "F32",
-        (memory.vocabulary, *shape[1:]),
+        (memory.height, *shape[1:]),
         lambda: (memory.read(parameter, own_V[start : start + _PIECE_ROWS]) for start in pieces),
     )
 

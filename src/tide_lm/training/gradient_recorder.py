@@ -15,11 +15,12 @@ from tide_lm.model import TideForCausalLM
 from tide_lm.run import files
 from tide_lm.run.directory import results_folder
 from tide_lm.run.provenance import provenance
+from tide_lm.spec.config import table_shape
 from tide_lm.training.row_optimizer import RowOptimizer
 
 
 class GradientRecorder:
-    """Adds up the squared norm of each row's gradient, step by step, before clipping."""
+    """Adds up the squared norm of each token's gradient, step by step, before clipping."""
 
     def __init__(self, model: TideForCausalLM) -> None:
         self.model = model
@@ -27,7 +28,7 @@ class GradientRecorder:
         self._input_VD = torch.zeros_like(embeddings.weight)
         shapes = dict.fromkeys(("embedding_input", "embedding_head"), self._input_VD.shape[:1])
         if model.model.tables is not None:
-            shapes["tables"] = model.model.tables.weight.shape[:2]
+            shapes["tables"] = torch.Size([len(embeddings.weight), table_shape(model.config)[1]])
         # In float64: a long run adds to a sum that is far larger than what is added.
         self.squared = {
             name: self._input_VD.new_zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
@@ -51,9 +52,11 @@ class GradientRecorder:
         self._add("embedding_head", head.grad - self._input_VD if tied else head.grad)
         memory = self.model.model.tables
         if rows is not None:
-            self.squared["tables"].index_add_(0, rows.own_R, _squared_norms(rows.gradient_RKD))
+            of_tokens = rows.own_R < len(head)  # and not of pairs of them
+            squared = _squared_norms(rows.gradient_RKD[of_tokens])
+            self.squared["tables"].index_add_(0, rows.own_R[of_tokens], squared)
         elif memory is not None and memory.weight.grad is not None:
-            self._add("tables", memory.weight.grad)
+            self._add("tables", memory.weight.grad[: len(head)])
         self.forget()
 
     def forget(self) -> None:

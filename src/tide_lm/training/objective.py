@@ -18,8 +18,16 @@ from tide_lm.run.settings import TrainSection
 class BatchRows:
     """The rows of the tables that a batch needs, as they are stored, and where it needs them."""
 
-    raw_UKD: torch.Tensor
-    index: RowIndex
+    raw_UJD: torch.Tensor
+    indices: tuple[RowIndex, ...]  # one for each of a position's rows
+
+    def index(self) -> torch.Tensor:
+        """Return which rows each position has."""
+        parts, first = [], 0
+        for index in self.indices:
+            parts.append(index.index_BT + first if first else index.index_BT)
+            first += len(index.ids_U)
+        return torch.stack(parts) if len(parts) > 1 else parts[0]
 
 
 class Objective(nn.Module):
@@ -55,16 +63,16 @@ class Objective(nn.Module):
 
     def _normed(self, rows: BatchRows, norm: MemoryNorm) -> Memory:
         config = self.model.config
-        rows_UKD, placeholders = normed_rows(
-            rows.raw_UKD,
+        rows_UJD, placeholders = normed_rows(
+            rows.raw_UJD,
             norm.weight,
             norm.eps,
-            rows.index,
+            rows.indices,
             config.num_hidden_layers,
-            torch.bfloat16 if self.in_bfloat16 else rows.raw_UKD.dtype,
+            torch.bfloat16 if self.in_bfloat16 else rows.raw_UJD.dtype,
             values=config.memory_values,
         )
-        return Memory(rows_UKD, rows.index.index_BT, placeholders)
+        return Memory(rows_UJD, rows.index(), placeholders)
 
 
 def compile_layers(model: TideForCausalLM) -> None:

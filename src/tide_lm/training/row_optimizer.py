@@ -24,8 +24,9 @@ from tide_lm.training.objective import BatchRows
 class StepRows(NamedTuple):
     """The rows of one step: per micro-batch, and where those are among the U rows of the step."""
 
-    indices: list[RowIndex]
+    indices: list[tuple[RowIndex, ...]]  # one for each of a position's rows
     places: list[torch.Tensor]
+    in_order: bool  # one micro-batch, whose rows are those of the step one by one
     distinct: int  # U
     own_R: torch.Tensor
     exchange: Exchange | None  # None if one process has all rows
@@ -65,14 +66,24 @@ class RowOptimizer:
     def prepare(self, micro_batches: Sequence[torch.Tensor]) -> StepRows:
         """Find the rows of a step's micro-batches, given their ids on the host; collective."""
         device = self.table.weight_VKD.device
-        indices = [RowIndex.of(ids) for ids in micro_batches]
-        ids_U = torch.cat([index.ids_U for index in indices]).unique()
-        places = [upload(torch.searchsorted(ids_U, index.ids_U), device) for index in indices]
-        return StepRows([index.to(device) for index in indices], places, len(ids_U), *self._locate(ids_U))
+        indices = [
+            tuple(RowIndex.of(self._keys(numbers_BT)) for numbers_BT in self._memory.numbers(ids_BT))
+            for ids_BT in micro_batches
+        ]
+        keys = [torch.cat([index.ids_U for index in parts]) for parts in indices]
+        keys_U = torch.cat(keys).unique()
+        places = [upload(torch.searchsorted(keys_U, keys_M), device) for keys_M in keys]
+        in_order = len(keys) == 1 and torch.equal(keys[0], keys_U)
+        on_device = [tuple(index.to(device) for index in parts) for parts in indices]
+        return StepRows(on_device, places, in_order, len(keys_U), *self._locate(keys_U))
 
-    def _locate(self, ids_U: torch.Tensor) -> tuple[torch.Tensor, Exchange | None]:
+    def _keys(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return numbers of rows as this optimiser sorts them."""
+        return numbers
+
+    def _locate(self, keys_U: torch.Tensor) -> tuple[torch.Tensor, Exchange | None]:
         """Return the places of a step's rows in this process's table, and how they are exchanged."""
-        return upload(ids_U, self.table.weight_VKD.device), None
+        return upload(keys_U, self.table.weight_VKD.device), None
 
     def catch_up_ahead(self, rows: StepRows) -> None:
         """Bring the next step's rows up to date on a GPU while it does other work."""
@@ -89,14 +100,15 @@ class RowOptimizer:
 
     def fetch(self, micro_batch: int) -> BatchRows:
         """Return the rows of one of the step's micro-batches."""
-        index = self._rows.indices[micro_batch]
-        return BatchRows(self.table.weight_VKD[index.ids_U].requires_grad_(), index)
+        indices = self._rows.indices[micro_batch]
+        own_U = torch.cat([index.ids_U for index in indices])
+        return BatchRows(self.table.weight_VKD[own_U].requires_grad_(), indices)
 
     def accumulate(self, micro_batch: int, rows: BatchRows) -> None:
         """Add the gradient of fetched rows, after their backward pass."""
-        gradient_UKD = rows.raw_UKD.grad
+        gradient_UKD = rows.raw_UJD.grad
         assert gradient_UKD is not None
-        if len(self._rows.indices) == 1:
+        if self._rows.in_order:
             self._gradient_UKD = gradient_UKD
             return
         if self._gradient_UKD is None:

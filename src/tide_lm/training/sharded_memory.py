@@ -1,12 +1,12 @@
 """Tables that are sharded over processes: ids go out, rows come back, gradients return to their owners.
 
 No process ever holds more than its own rows and those of its batch. Tokenizers number frequent tokens first,
-so neighbouring ids have different owners: of n processes, token v is row v // n of rank v % n. Every method
+so neighbouring rows have different owners: of n processes, row v is row v // n of rank v % n. Every method
 that fetches is collective. Shapes: U rows that are requested, K blocks, D hidden.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -28,47 +28,61 @@ class ShardedMemory(EmbeddingMemory):
 
     def __init__(self, config: TideConfig) -> None:
         super().__init__(config)
-        self.vocabulary = config.vocab_size
-        self.rows_per_rank = -(-self.vocabulary // process_group.world_size())
-        own = self.weight.new_empty(len(self.tokens), *self.weight.shape[1:])
+        self._height = len(self.weight)
+        self.rows_per_rank = -(-self.height // process_group.world_size())
+        own = self.weight.new_empty(len(self.own), *self.weight.shape[1:])
         self.weight = nn.Parameter(own, requires_grad=False)
 
     @property
-    def tokens(self) -> range:
-        return range(process_group.rank(), self.vocabulary, process_group.world_size())
+    def height(self) -> int:
+        return self._height
 
-    def keys(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return numbers that sort token ids by owner, and then by their row there."""
-        return ids % process_group.world_size() * self.rows_per_rank + ids // process_group.world_size()
+    @property
+    def own(self) -> range:
+        return range(process_group.rank(), self.height, process_group.world_size())
+
+    def keys(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return numbers that sort rows by owner, and then by their place there."""
+        return rows % process_group.world_size() * self.rows_per_rank + rows // process_group.world_size()
 
     def plan(self, keys_U: torch.Tensor, device: torch.device) -> Exchange:
         return Exchange.plan(keys_U, self.rows_per_rank, device)
 
-    def forward(self, input_ids_BT: torch.Tensor, dtype: torch.dtype | None = None) -> Memory:
-        keys_U, index = self.keys(input_ids_BT.cpu()).unique(return_inverse=True)
-        exchange = self.plan(keys_U, input_ids_BT.device)
-        raw_UKD = exchange.fetch(self.weight[exchange.own_R])
-        return Memory(self.norm(raw_UKD), index.to(input_ids_BT.device))
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        previous_BT: torch.Tensor | None = None,
+    ) -> Memory:
+        previous_BT = None if previous_BT is None else previous_BT.cpu()
+        rows, index, first = [], [], 0
+        for part, numbers_BT in enumerate(self.numbers(input_ids_BT.cpu(), previous_BT)):
+            keys_U, index_BT = self.keys(numbers_BT).unique(return_inverse=True)
+            exchange = self.plan(keys_U, input_ids_BT.device)
+            rows.append(self.norm(exchange.fetch(self.weight[exchange.own_R]), part))
+            index.append(index_BT.to(input_ids_BT.device) + first)
+            first += len(keys_U)
+        return Memory(torch.cat(rows), torch.stack(index) if len(index) > 1 else index[0])
 
     @torch.no_grad()
     def read(self, own: torch.Tensor, ids_U: torch.Tensor) -> torch.Tensor:
-        """Return the rows of different tokens from a tensor that has a row for each of `tokens`."""
+        """Return different rows from a tensor that has each of `own`."""
         keys_U, order_U = self.keys(ids_U).sort()
         exchange = self.plan(keys_U, own.device)
         fetched = exchange.fetch(own[exchange.own_R])
         return torch.empty_like(fetched).index_copy_(0, order_U.to(own.device), fetched)
 
     def dtensor_like(self, own: torch.Tensor) -> DTensor:
-        """Return an unfilled tensor of all tokens on the host, of which each rank has a contiguous range."""
+        """Return an unfilled tensor of all rows on the host, of which each rank has a contiguous range."""
         begin = process_group.rank() * self.rows_per_rank
-        rows = max(0, min(self.rows_per_rank, self.vocabulary - begin))
+        rows = max(0, min(self.rows_per_rank, self.height - begin))
         local = torch.empty(rows, *own.shape[1:], dtype=own.dtype)
         mesh = init_device_mesh("cpu", (process_group.world_size(),))
-        whole = torch.Size([self.vocabulary, *own.shape[1:]])
+        whole = torch.Size([self.height, *own.shape[1:]])
         return DTensor.from_local(local, mesh, [Shard(0)], shape=whole, stride=local.stride())
 
     def to_dtensor(self, own: torch.Tensor) -> DTensor:
-        """Copy a tensor that has a row for each of `tokens` into one of all tokens in their order."""
+        """Copy a tensor that has each row of `own` into one of all rows in their order."""
         whole = self.dtensor_like(own)
         for ids_U, piece in self._pieces(whole):
             piece.copy_(self.read(own, ids_U))
@@ -83,7 +97,7 @@ class ShardedMemory(EmbeddingMemory):
             own[exchange.own_R] = exchange.reduce(piece[order_U].to(own.device))
 
     def _pieces(self, whole: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the tokens of this rank's range and their rows, in as many pieces on every rank."""
+        """Yield the numbers of this rank's range and their rows, in as many pieces on every rank."""
         assert isinstance(whole, DTensor)
         local, begin = whole.to_local(), process_group.rank() * self.rows_per_rank
         rows = max(1, _PIECE_VALUES // math.prod(whole.shape[1:]))
@@ -98,8 +112,8 @@ class ShardedRowOptimizer(RowOptimizer):
     _memory: ShardedMemory
     _fetched_UKD: torch.Tensor
 
-    def prepare(self, micro_batches: Sequence[torch.Tensor]) -> StepRows:
-        return super().prepare([self._memory.keys(ids) for ids in micro_batches])
+    def _keys(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self._memory.keys(numbers)
 
     def _locate(self, keys_U: torch.Tensor) -> tuple[torch.Tensor, Exchange]:
         exchange = self._memory.plan(keys_U, self.table.weight_VKD.device)

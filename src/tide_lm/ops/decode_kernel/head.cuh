@@ -37,6 +37,7 @@ DEVICE void pick_token(Worker &w, const Head &head) {
     for (int i = w.lane; i < w.blocks; i += 32) best = LARGER(best, a.best[i]);
     best = largest(best);
     if (w.lane) return;
+    *a.previous = *a.token;
     *a.token = 0x7fffffff - (u32)best;
     ++*a.place;
     ++*a.step;

@@ -1,22 +1,32 @@
 // What the warps do that look up the token's rows of memory.
 #pragma once
 
-// Decodes one of the token's rows: of tables as trained, which it normalises, or packed in BITS. The row may be in the
+// The number of the token's row, or of the row that it shares with the token before it, as in model/pairs.py.
+DEVICE i64 row_number(const Args &a, int part) {
+    if (!part || a.which != a.token) return a.which[part];
+    i64 mixed = *a.which + 2 * 0x9E3779B1LL;
+    mixed = (i64)((u64)(mixed ^ mixed >> 15) * 0x85EBCA77ULL + (u64)*a.previous * 0xC2B2AE3DULL);
+    mixed = (i64)((u64)(mixed ^ mixed >> 17) * 0x27D4EB2F165667C5ULL);
+    return V + ((mixed ^ mixed >> 29) & 0x7FFFFFFF) % LARGER(PAIR_ROWS, 1);
+}
+
+// Decodes one of the blocks of the token's rows: of tables as trained, which it normalises, or packed in BITS. The row may be in the
 // host's memory, so a thread loads all of its share, 8 numbers of every 8 * LOOKUP_THREADS, before it uses any of it.
 DEVICE void decode_row(const Args &a, float *squares, int thread, int k) {
-    constexpr int EACH = (D / 8 + LOOKUP_THREADS - 1) / LOOKUP_THREADS;
-    const unsigned char *row = a.bytes + *a.which * a.stride;
+    constexpr int EACH = (D / 8 + LOOKUP_THREADS - 1) / LOOKUP_THREADS, P = PAIR_ROWS ? 2 : 1;
+    const unsigned char *row = a.bytes + row_number(a, k % P) * a.stride;
+    const int skipped = (k - k / P) * D;   // numbers of other blocks, before this one of those that take turns
     auto chunks = [&](auto use) {
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             const int d = (thread + j * LOOKUP_THREADS) * 8;
-            if (d < D) use(j, k * D + d);
+            if (d < D) use(j, k / P * D + d);
         }
     };
     float out[8];
     auto put = [&](int n) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) a.rows[n + i] = out[i];
+        for (int i = 0; i < 8; i++) a.rows[skipped + n + i] = out[i];
     };
 #if BITS == 0 || BITS == 16
     uint4 raw[EACH] = {};
@@ -27,7 +37,7 @@ DEVICE void decode_row(const Args &a, float *squares, int thread, int k) {
     float square = 0;
     uint4 gains[EACH];
     chunks([&](int j, int n) {
-        gains[j] = *(const uint4 *)(a.gains + n);
+        gains[j] = *(const uint4 *)(a.gains + skipped + n);
         unpack(raw[j], out);
 #pragma unroll
         for (int i = 0; i < 8; i++) square += out[i] * out[i];
@@ -48,7 +58,7 @@ DEVICE void decode_row(const Args &a, float *squares, int thread, int k) {
     });
 #endif
 #else
-    const int groups = (K * D + ROW_GROUP - 1) / ROW_GROUP;
+    const int groups = (K / P * D + ROW_GROUP - 1) / ROW_GROUP;
     const unsigned char *scales = row + groups * ROW_GROUP * BITS / 8, *last = scales + groups;
     u64 codes[EACH] = {};
     u32 scale[EACH], of_row = 0;

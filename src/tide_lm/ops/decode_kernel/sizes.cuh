@@ -14,10 +14,11 @@ typedef long long i64;
 //   H, KV   heads, key heads                   GATES      gates of the rows in attention's values; 0 without
 //   HD      numbers of a head                  BITS       of packed rows; 0 for tables as trained
 //   L       layers                             ROW_GROUP  numbers of a packed row that share a scale
-//   V       vocabulary                         ROOM       bytes of shared memory
-//   WARPS   warps that multiply                SLOT       bytes of one place in the ring
-//   SPLITS  parts of attention's positions     LIMIT      units that are copied into the ring at once
-//   EARLY   see Worker::wait_for_most          SHARE      of D numbers, how many a block has at most
+//   V       vocabulary                         PAIR_ROWS  rows for pairs of tokens, after those of tokens
+//   WARPS   warps that multiply                ROOM       bytes of shared memory
+//   SPLITS  parts of attention's positions     SLOT       bytes of one place in the ring
+//   EARLY   see Worker::wait_for_most          LIMIT      units that are copied into the ring at once
+//   SHARE   of D numbers, how many a block has at most
 
 #define Q (H * HD)                                 // numbers of all queries
 #define QUERIES (H / KV)                           // heads of queries that share a key head
@@ -48,12 +49,12 @@ struct Args {                                      // as in ops/decode.py
     u64 *mail;                                     // [WORDS]: the vectors that blocks exchange, and counters
     float *logits;
     u64 *best;                                     // of each block, its most likely token
-    i64 *token, *place;                            // the last token and its position; the next ones afterwards
+    i64 *token, *previous, *place;                 // the last two tokens and their place; the next ones afterwards
     u32 *step;                                     // how many tokens were decoded, of whatever sequence
     i64 *times;
     const unsigned char *bytes;                    // rows of all tokens, on the device or in pinned memory; or null:
                                                    // then `rows` were filled before the launch
-    const i64 *which;                              // which row of `bytes` is the token's
+    const i64 *which;                              // the token, or which rows of `bytes` are its own
     const u16 *gains;                              // [K, D], with tables as trained
     const float *levels, *columns;                 // with packed rows
     i64 stride;                                    // bytes of a row
