@@ -19,7 +19,7 @@ from typing import Any
 
 from studies import test_reading, test_split
 from studies.data import VALIDATION, Both
-from studies.plan import GAIN, NARROW, PAIRS, RATE, SCALE, SIZES, VALUES, Run
+from studies.plan import GAIN, NARROW, PAIRS, RATE, SCALE, SIZES, VALUES, Run, preset_of
 from tide_lm.data import sources
 from tide_lm.data.prepare import Settings, prepare_corpus
 from tide_lm.data.shards import Manifest, TokenSplit
@@ -97,12 +97,12 @@ ARMS = {
     "narrow gate": Arm("narrow-gate", "narrow gate, pairs", 8, _IN_VALUES),
     "row gates": Arm("row-gates", "gates for rows, convolution, pairs", 8, _IN_VALUES),
 }
-_NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\w.]+)*)(?P<test>, test)?")
+_NAME = re.compile(r"(?P<arm>[^,]+), (?P<rate>[\d.e-]+)(?P<more>(, \w+ [\w.-]+)*)(?P<test>, test)?")
 
 
 def layer_parameters(size: str) -> int:
     """The parameters of the base's layers."""
-    model = presets.get(f"base-{size}").model
+    model = presets.get(preset_of(size, 0)).model
     return count_parameters(model).backbone - (model.vocab_size + 1) * model.hidden_size
 
 
@@ -180,11 +180,15 @@ class Tuned:
     def seconds(self, processes: int = SIDE_BY_SIDE, done: int = 0) -> float:
         """Estimate how long it takes after the steps that are done, one of so many processes on one H200."""
         arm, sequence = ARMS[self.arm], SIZES[self.size].sequence
-        preset = f"tide-{arm.k}e-{self.size}" if arm.k else f"base-{self.size}"
-        settings = {"recipe": arm.of_recipe, "model.preset": preset, **arm.settings}
+        settings = {"recipe": arm.of_recipe, "model.preset": preset_of(self.size, arm.k), **arm.settings}
         shape = RunConfig.load(None, [f"{key}={value}" for key, value in settings.items()]).model.shape()
         flops = (self.steps - done) * self.batch * sequence * train_flops(shape, sequence)
         return START + (TABLES_COST if arm.k else 1) * flops * processes / FLOPS
+
+    def text(self, data: Path) -> Path:
+        """Return the prepared text: of its own tokenizer, beside the usual one."""
+        tokenizer = SIZES[self.size].tokenizer
+        return data.with_name(f"{data.name}-{tokenizer}") if tokenizer else data
 
     def config(self, data: Path, gpu: bool) -> RunConfig:
         arm, steps = ARMS[self.arm], self.steps
@@ -203,7 +207,7 @@ class Tuned:
             **arm.settings,
         }
         vocabulary = Manifest.read(data).vocab_size
-        if vocabulary > presets.get(f"base-{self.size}").model.vocab_size:
+        if vocabulary > presets.get(preset_of(self.size, 0)).model.vocab_size:
             settings["model.vocab_size"] = vocabulary
         return self._run(settings).config(data, gpu)
 
@@ -238,7 +242,7 @@ def train_one(run: Tuned, data: Path, scratch: Path, tell: Callable[[str], None]
     from tide_lm.model import TideForCausalLM
     from tide_lm.training.trainer import Trainer
 
-    started, folder, arm = time.monotonic(), scratch / run.slug, ARMS[run.arm]
+    started, folder, arm, data = time.monotonic(), scratch / run.slug, ARMS[run.arm], run.text(data)
     config = run.config(data, torch.cuda.is_available())
     build = (CONTROLS | NULLS | DESIGNS | RIVALS).get(arm.model, TideForCausalLM)
     trainer = Trainer(config, folder, tell, resume=True, make_model=build, row_lazy=run.row_lazy)

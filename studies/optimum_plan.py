@@ -27,9 +27,11 @@ from studies.optimum_summary import Record, best
 
 HEADLINE = "base", "paper", "best", "pairs one hash"
 WITH_TABLES = "paper", "best", "pairs one hash"
-CONTROLS = "own tables", "stem", "reinjected in values", "fast embedding"
-OTHERS = "scalars", "base untied", "base doubled", "base dense"
+CONTROLS = "own tables", "stem", "reinjected in values", "fast embedding", "nanochat values x5"
+RIVALS = "stem published", "nanochat values", "modded values", "gemma tables best", "gemma tables equal"
+OTHERS = "scalars", "base untied", "base doubled", "mole equal"
 SMALL = "base", "paper", "pairs one hash", "own tables"
+RARE = "base", "paper", "best", "pairs one hash", "base untied", "paper untied", "best untied"
 GRID = "rates 0.002 to 0.008"
 SHOWN = 12  # of the runs that are left
 WAIT = 5  # seconds, for other processes' results
@@ -47,44 +49,28 @@ def plan() -> list[str]:
         "pairs one hash, 0.004, beta2 0.995",
         # Which rate is best for each arm of the headline at 20 tokens for each parameter?
         *(f"{arm}, {GRID}, beta2 0.99" for arm in HEADLINE),
+        # What do the arms of the headline have with three seeds, and on the test split?
+        *(f"{arm}, best rate, seed {seed}, test" for seed in (0, 1, 2) for arm in HEADLINE),
         # How do the gains fall with tokens, and with how many does a model with tables reach the base at 1?
         *(f"{arm}, best rate at 20, tokens {n}" for n in (1, 10, 5, 2) for arm in HEADLINE),
         *(f"{arm}, best rate at 20, tokens 0.5" for arm in WITH_TABLES),
+        # What are the controls worth at their own rates, and is the gain over them more than chance?
+        *(f"{arm}, {GRID}, beta2 0.99" for arm in CONTROLS),
+        *(f"{arm}, best rate, seed {seed}" for seed in (1, 2) for arm in CONTROLS),
+        # Which rate is best in the small size, and what do tables gain there, up to four passes?
+        *(f"{arm}, {GRID}, beta2 0.99, size small, tokens 2" for arm in SMALL),
+        *(f"{arm}, best rate at 2, size small, tokens {n}" for n in (1, 5, 10) for arm in SMALL),
+        *(f"{arm}, best rate at 2, size small, tokens 20" for arm in ("base", "pairs one hash")),
+        # Do tokens that are rare gain more? The Llama 3 tokenizer has thousands that occur once.
+        *(f"{arm}, 0.004, beta2 0.99, size 6m-llama3" for arm in RARE),
+        # What do rivals have as their authors have them, and other bases?
+        *(f"{arm}, {GRID}, beta2 0.99" for arm in (*RIVALS, *OTHERS)),
         # Do fewer tokens want smaller batches? With beta2 0.95 the base had half the batch better at 5.
         *(f"{arm}, best rate at 20, tokens {n}, batch 32" for n in (1, 5, 2) for arm in HEADLINE),
         *(f"{arm}, best rate at 20, tokens 0.5, batch 32" for arm in WITH_TABLES),
-        # What are the controls worth at their own rates?
-        *(f"{arm}, {GRID}, beta2 0.99" for arm in CONTROLS),
-        # What do the arms of the headline have with three seeds, and on the test split?
-        *(f"{arm}, best rate, seed {seed}, test" for seed in (0, 1, 2) for arm in HEADLINE),
-        # Is the gain over the controls more than chance?
-        *(f"{arm}, best rate, seed {seed}" for seed in (1, 2) for arm in CONTROLS),
-        # Which rate is best in the small size, and what do tables gain there?
-        *(f"{arm}, {GRID}, beta2 0.99, size small, tokens 2" for arm in SMALL),
-        *(f"{arm}, best rate at 2, size small, tokens {n}" for n in (1, 5, 10) for arm in SMALL),
-        *(f"{arm}, half the best rate at 2, size small, tokens 10" for arm in SMALL),
-        # Would other bases, or rows without router and norm, do as well?
-        *(f"{arm}, {GRID}, beta2 0.99" for arm in OTHERS),
-        *(f"{arm}, best rate, seed {seed}" for seed in (1, 2) for arm in OTHERS),
-        # Is the rate of 20 tokens the best one at fewer, and is a smaller batch still better?
-        *(
-            f"{arm}, {times} the best rate at 20, tokens {n}"
-            for n in (10, 5, 1)
-            for times in ("twice", "half")
-            for arm in HEADLINE
-        ),
-        *(f"{arm}, best rate at 20, tokens {n}, batch 16" for n in (1, 2) for arm in HEADLINE),
-        *(f"{arm}, best rate at 20, tokens 0.5, batch 16" for arm in WITH_TABLES),
-        # Does it hold in larger models, and after four passes?
+        # Does it hold in larger models, and at a neighbour of the small size's rate?
         *(f"{arm}, 0.002, beta2 0.99, size medium, tokens 1.5" for arm in ("base", "pairs one hash")),
-        *(f"{arm}, best rate at 2, size small, tokens 20" for arm in ("base", "pairs one hash")),
-        # How far do seeds differ with fewer tokens?
-        *(
-            f"{arm}, best rate, tokens {n}, seed {seed}"
-            for n in (1, 5, 10)
-            for seed in (1, 2)
-            for arm in HEADLINE
-        ),
+        *(f"{arm}, half the best rate at 2, size small, tokens 10" for arm in SMALL),
     ]
 
 

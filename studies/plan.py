@@ -17,19 +17,33 @@ VALUES, SCALE, PAIRS = "model.memory_values", "model.memory_value_scale", "model
 
 @dataclass(frozen=True)
 class Size:
-    """The settings that a size of model is trained with."""
+    """The settings that a size of model is trained with; without a preset it is its name.
+
+    With a tokenizer of its own it has text of its own, beside the other: `data/optimum-llama3`, say.
+    """
 
     sequence: int
     batch: int
     rate: float
+    preset: str = ""
+    tokenizer: str = ""
 
 
 SIZES = {
     "tiny": Size(64, 8, 3e-3),
     "6m": Size(512, 64, 4e-3),
+    "6m-llama3": Size(512, 64, 4e-3, preset="6m", tokenizer="llama3"),
     "small": Size(512, 32, 1e-3),
     "medium": Size(512, 32, 6e-4),
 }
+
+
+def preset_of(size: str, k: int) -> str:
+    """Return the name of the preset of a size with K tables, or of its base."""
+    name = SIZES[size].preset or size
+    return f"tide-{k}e-{name}" if k else f"base-{name}"
+
+
 CENTRE = {GAIN: 0.1, RATE: 5.0, DECAY: 0.0}  # from where the search goes one step in each direction
 OWN_BLOCK, GATED = "layer-router-and-values", "layer-tables-and-values"
 NARROW = "narrow-" + GATED
@@ -74,7 +88,7 @@ class Run:
         steps = int(self.share * ((len(TokenSplit(data, "train")) - 1) // (size.sequence * size.batch)))
         values: dict[str, Any] = {
             "recipe": self.recipe if self.recipe in RECIPES else "paper",
-            "model.preset": f"tide-{self.k}e-{self.size}" if self.k else f"base-{self.size}",
+            "model.preset": preset_of(self.size, self.k),
             "data.path": f'"{data}"',
             "data.sequence": size.sequence,
             "optim.max_lr": size.rate,

@@ -152,3 +152,11 @@ def test_a_stopped_run_goes_on_and_then_reads_the_test_split(with_test_split, tm
     assert record["test"][0][3] == len("It was a dark night, and nobody was there to see it. " * 10)
     assert all(0 < nats / tokens < 20 for _, nats, tokens, _ in record["test"])
     assert not (places[1] / run.slug).exists()
+
+
+def test_text_of_another_tokenizer_is_beside_the_usual_one():
+    run = Tuned.named("base untied, 0.004, size 6m-llama3, beta2 0.99")
+    assert run.text(Path("data/optimum")) == Path("data/optimum-llama3")
+    assert Tuned.named("base, 0.004").text(Path("data/optimum")) == Path("data/optimum")
+    assert run.steps == Tuned.named("base, 0.004").steps
+    assert Tuned.named(run.name) == run
