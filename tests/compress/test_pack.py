@@ -326,10 +326,10 @@ def test_verify_reads_every_row(packed, monkeypatch, token):
     content = bytearray((folder / STORE).read_bytes())
     content[int(model.model.memory.file.header.row_at(np.array([token]))[0])] ^= 1
     (folder / STORE).write_bytes(content)
-    with pytest.raises(StoreError, match=rf"the row of token {token} is damaged"):
+    with pytest.raises(StoreError, match=rf"row {token} is damaged"):
         verify(TideForCausalLM.from_pretrained(folder, memory="store"))
     for place in ("device", "cpu"):
-        with pytest.raises(StoreError, match=rf"the row of token {token} is damaged"):
+        with pytest.raises(StoreError, match=rf"row {token} is damaged"):
             TideForCausalLM.from_pretrained(folder, memory=place)
 
 
@@ -348,7 +348,7 @@ def test_a_read_that_fails_during_generation_is_an_error_and_no_wrong_token(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(reader.os, "preadv", fail_later)
-    with pytest.raises(StoreError, match=r"the row of token \d+ (is damaged or cut off|cannot be read)"):
+    with pytest.raises(StoreError, match=r"row \d+ (is damaged or cut off|cannot be read)"):
         model.generate(token_ids[:1], max_new_tokens=9, min_new_tokens=9, do_sample=False, pad_token_id=2)
 
 
@@ -438,7 +438,7 @@ def test_rows_that_changed_places_are_found(packed, token_ids):
     one, other = (slice(at, at + header.row_bytes) for at in header.row_at(np.array([3, 4])).tolist())
     content[one], content[other] = content[other], content[one]
     (folder / STORE).write_bytes(content)
-    with pytest.raises(StoreError, match="the row of token 3 is damaged"):
+    with pytest.raises(StoreError, match="row 3 is damaged"):
         verify(TideForCausalLM.from_pretrained(folder, memory="store"))
 
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
+from tide_lm.analysis.tables import names
 from tide_lm.compress.encode import Encoder, folded_rows
 from tide_lm.compress.pack import pack
 from tide_lm.model import TideForCausalLM
+from tide_lm.model.loading import open_store
 from tide_lm.model.pairs import pair_numbers, previous_ids
 from tide_lm.spec.form import Form
 
@@ -59,10 +61,38 @@ def test_what_goes_on_from_a_cache_needs_the_token_before(tiny_model, token_ids)
     model = tiny_model(**PAIRS)
     whole, first = model(token_ids).logits, model(token_ids[:, :4], use_cache=True)
     options = {"past_key_values": first.past_key_values, "use_cache": True}
-    with pytest.raises(ValueError, match=r"4 tokens in past_key_values.*pass previous_ids"):
+    with pytest.raises(ValueError, match="pass previous_ids"):
         model(token_ids[:, 4:], **options)
     rest = model(token_ids[:, 4:], previous_ids=token_ids[:, 3:-1], **options)
     assert torch.allclose(torch.cat([first.logits, rest.logits], 1), whole, atol=1e-5)
+
+
+def test_what_hides_the_token_before_is_refused(tiny_model, token_ids):
+    model = tiny_model(**PAIRS)
+    mask, options = torch.ones_like(token_ids), {"do_sample": False, "max_new_tokens": 3}
+    with pytest.raises(ValueError, match="leave prefill_chunk_size out"):
+        model.generate(token_ids, attention_mask=mask, prefill_chunk_size=4, **options)
+    cache = model(token_ids[:, :4], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="give generate the whole text"):
+        model.generate(token_ids[:, 4:], attention_mask=mask, past_key_values=cache, **options)
+    with pytest.raises(ValueError, match="use generate, the engine"):
+        model.generate_batch(token_ids.tolist())
+
+
+def test_a_text_begins_where_its_positions_do(tiny_model):
+    """As batches without padding have several in a row; their positions keep attention apart too."""
+    model, texts = tiny_model(**PAIRS), [[5, 6, 7], [8, 9]]
+    packed = torch.tensor([[*texts[0], *texts[1]]])
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    found = model(packed, position_ids=positions, use_cache=False).logits[0].split([3, 2])
+    for text, logits in zip(texts, found, strict=True):
+        assert torch.allclose(logits, model(torch.tensor([text])).logits[0], atol=1e-5)
+
+
+def test_blocks_of_a_tokens_row_are_named_as_routers_number_them(tiny_config):
+    assert names(tiny_config(**PAIRS)) == ["E", "M1", "M3"]
+    assert names(tiny_config()) == ["E", "M1", "M2", "M3"]
+    assert names(tiny_config(num_memory_blocks=0)) == ["E"]
 
 
 def test_masked_tokens_are_before_no_token():
@@ -99,6 +129,8 @@ def test_packed_it_computes_the_same(tiny_model, token_ids, tmp_path, place):
     model.model.memory.norm.weight.data.normal_()
     counts = torch.arange(53).numpy()
     pack(model, tmp_path / "packed", Form(16), counts)
+    file = open_store(model.config.from_pretrained(tmp_path / "packed"), str(tmp_path / "packed"))
+    assert file.section("counts").tolist() == [*range(53), *[0] * 19]
     packed = TideForCausalLM.from_pretrained(tmp_path / "packed", memory=place)
     assert torch.allclose(packed(token_ids).logits, model(token_ids).logits, atol=0.02)
     rows = packed.model.memory(token_ids).of_positions()

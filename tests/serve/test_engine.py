@@ -65,9 +65,10 @@ def test_prompts_of_any_length_go_on_as_transformers_has_it(changes):
     ]
 
 
+@pytest.mark.parametrize("pairs", [0, 37])
 @pytest.mark.parametrize("opaque", [False, True])
-def test_without_memory_layers_get_none_of_it(opaque):
-    model = tide(memory_values=True)
+def test_without_memory_layers_get_none_of_it(opaque, pairs):
+    model = tide(memory_values=True, num_memory_blocks=4, memory_pair_rows=pairs)
     if opaque:
         model.register_forward_hook(lambda *_: None)  # so that the model's own forward makes each step
     steps = list(Engine(model, batch=3, memory=False).generate(PROMPTS, 12))

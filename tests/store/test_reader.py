@@ -161,7 +161,7 @@ def test_a_bit_that_is_turned_in_a_row_is_found_when_it_is_read(store):
         others = [other for other in range(50) if other != token]
         assert np.array_equal(read(file, others), rows[others])
         for tokens in ([token], range(50)):
-            with pytest.raises(StoreError, match=f"the row of token {token} is damaged"):
+            with pytest.raises(StoreError, match=f"row {token} is damaged"):
                 read(file, tokens)
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_cut_off_while_it_is_open_is_an_error_and_no_crash(store)
     file = StoreFile(path)
     os.truncate(path, file.header.rows_at + file.header.stride)
     assert np.array_equal(read(file, [0]), rows[:1])
-    with pytest.raises(StoreError, match=r"the row of token \d+ is damaged or cut off"):
+    with pytest.raises(StoreError, match=r"row \d+ is damaged or cut off"):
         read(file, range(50))
 
 
@@ -200,7 +200,7 @@ def test_a_read_that_fails_names_the_token(store, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(reader.os, "preadv", fail)
-    with pytest.raises(StoreError, match=r"the row of token 7 cannot be read: Input/output error"):
+    with pytest.raises(StoreError, match=r"row 7 cannot be read: Input/output error"):
         read(file, [7])
 
 
@@ -210,7 +210,7 @@ def test_a_system_without_asynchronous_reads_has_threads(store, monkeypatch):
     file = StoreFile(path)
     assert np.array_equal(read(file, range(50)), rows)
     os.truncate(path, file.header.rows_at + file.header.stride)
-    with pytest.raises(StoreError, match=r"the row of token \d+ is damaged or cut off"):
+    with pytest.raises(StoreError, match=r"row \d+ is damaged or cut off"):
         read(file, range(50))
 
 
@@ -238,7 +238,7 @@ def test_one_read_of_many_that_fails_is_named_and_the_next_call_works(store, mon
 
     with monkeypatch.context() as broken:
         broken.setattr(AsyncReads, "done", fail)
-        with pytest.raises(StoreError, match="the row of token 30 cannot be read: Input/output error"):
+        with pytest.raises(StoreError, match="row 30 cannot be read: Input/output error"):
             read(file, range(50))
     assert np.array_equal(read(file, range(50)), rows)
 
@@ -266,7 +266,7 @@ def test_reads_that_cannot_begin_are_an_error(store):
     path, _ = store
     file = StoreFile(path)
     file._descriptor = 10**6
-    with pytest.raises(StoreError, match="the row of token 0 cannot be read: Bad file descriptor"):
+    with pytest.raises(StoreError, match="row 0 cannot be read: Bad file descriptor"):
         read(file, range(50))
 
 

@@ -12,9 +12,8 @@ import torch
 
 from tide_lm.data import tokenizers
 from tide_lm.data.frequency import COMMON, RARE
-from tide_lm.model import TideForCausalLM
+from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.model.opened import OpenedModel
-from tide_lm.spec.config import table_shape
 
 CHUNK_NUMBERS = 2**19  # as many as a CPU's cache holds
 GPU_CHUNK_NUMBERS = 2**26
@@ -34,7 +33,7 @@ def directions(model: TideForCausalLM, ids_N: torch.Tensor) -> torch.Tensor:
     norms_AN = torch.linalg.vector_norm(rows_AND, dim=-1)
     finite_A = norms_AN.isfinite().all(-1).tolist()
     if not all(finite_A):
-        name = names(len(finite_A) - 1)[finite_A.index(False)]
+        name = names(model.config)[finite_A.index(False)]
         raise ValueError(f"{name} has rows that are not finite: its weights are damaged")
     return rows_AND / norms_AN.clamp(min=torch.finfo(torch.float).tiny)[..., None]
 
@@ -47,8 +46,15 @@ def _parts(model: TideForCausalLM, ids: torch.Tensor, least: int = 1) -> tuple[t
     )
 
 
-def names(blocks: int) -> list[str]:
-    return ["E", *(f"M{block + 1}" for block in range(blocks))]
+def numbered(blocks: int) -> list[str]:
+    """Return the names of the blocks that a router weighs."""
+    return [f"M{block + 1}" for block in range(blocks)]
+
+
+def names(config: TideConfig) -> list[str]:
+    """Return the names of E and of the blocks of a token's own row, as routers number them."""
+    turns = 2 if config.memory_pair_rows else 1
+    return ["E", *numbered(config.num_memory_blocks)[::turns]]
 
 
 @torch.no_grad()
@@ -56,7 +62,7 @@ def distances(opened: OpenedModel, log: Callable[[str], None] = lambda line: Non
     """Return the mean cosine distance of every two tables, over the ids that occur (all if not known)."""
     model = opened.model_with_memory
     ids_N = known_ids(opened).to(model.device)
-    tables = names(table_shape(model.config)[1])
+    tables = names(model.config)
     cosines = torch.zeros(len(tables), len(tables), dtype=torch.float64, device=model.device)
     done = 0
     for ids in _parts(model, ids_N):
@@ -88,7 +94,7 @@ def neighbours(
     generator = np.random.default_rng(seed)
     result: dict[str, Any] = {
         "neighbours": NEIGHBOURS,
-        "tables": names(table_shape(model.config)[1]),
+        "tables": names(model.config),
         "seed": seed,
     }
     for name, deciles in (("rare", RARE), ("common", COMMON)):

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from tide_lm.bench import timing
 from tide_lm.bench.store import random_store
+from tide_lm.bench.wanted import shape_of
 from tide_lm.model import TideConfig, TideForCausalLM
 from tide_lm.serve.decoder import ModelForward
 from tide_lm.serve.engine import Engine
 from tide_lm.serve.sampling import Sampling
-from tide_lm.spec import presets
 from tide_lm.spec.config import ModelConfig, Place, Residence
 from tide_lm.store.reader import StoreFile
 
@@ -53,7 +53,7 @@ def measure_all(
     for number, batch in enumerate(dict.fromkeys(batches)):
         for name in dict.fromkeys(names):
             for place in dict.fromkeys(places[:1] if number else places):
-                if place is Place.device or presets.get(name).model.num_memory_blocks:
+                if place is Place.device or shape_of(name).num_memory_blocks:
                     log(f"{name}, batch {batch}, rows on {place}")
                     found += measure(name, place, batch, context, peers and not found, on)
     bases = {run["batch"]: run["ms_per_token"] for run in found if not run["k"] and "weight_bytes" in run}
@@ -71,7 +71,7 @@ def measure(
     preset: str, memory: Place, batch: int, context: tuple[int, int], peers: bool, device: torch.device
 ) -> Iterator[dict[str, Any]]:
     """Yield the engine's record, and those of its peers; sequences grow from one length to the other."""
-    shape = presets.get(preset).model
+    shape = shape_of(preset)
     start, end = context
     about = {"preset": preset, "k": shape.num_memory_blocks, "memory": str(memory), "batch": batch}
     about["context"] = list(context)
@@ -126,7 +126,7 @@ def measure_store(
 
     `device` steps are of the same packed rows on the device, and wait for each token as well.
     """
-    shape = presets.get(preset).model
+    shape = shape_of(preset)
     found: dict[str, Any] = {"preset": preset, "cache_bytes": cache_bytes, "tokens": len(ids)}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.tide"

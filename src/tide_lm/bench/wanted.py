@@ -32,7 +32,7 @@ def check_decoding(
     names: Sequence[str], places: Sequence[Place], context: tuple[int, int], through_store: bool
 ) -> None:
     """Check the arguments of `bench decode`."""
-    shapes = {name: presets.get(name).model for name in names}
+    shapes = {name: shape_of(name) for name in names}
     start, end = context
     if not 1 <= start < end - 1:
         raise ValueError(f"--context is {start} {end}: begin with 1 or more, end with two more at least")
@@ -49,7 +49,7 @@ def check_decoding(
 
 def read_tokens(ids: Path, counts: Path | None, preset: str) -> tuple[list[int], np.ndarray | None]:
     """Read the tokens to force through a preset, and how often each of its tokens occurs."""
-    vocabulary = presets.get(preset).model.vocab_size
+    vocabulary = shape_of(preset).vocab_size
     tokens = _whole_numbers("--ids", ids)
     if not len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocabulary:
         raise ValueError(f"--ids {ids} must hold token ids from 0 to {vocabulary - 1}")

@@ -26,6 +26,10 @@ TRAINED: Columns = {
     "step_ms": ("ms per step", ",.1f"),
     "peak_gb": ("peak GB", ".1f"),
 }
+_TIMED = (
+    "Presets to time. PRESET+values has rows in attention's values too, and PRESET+pairs rows for pairs of "
+    "tokens."
+)
 DECODED: Columns = {
     "ms_per_token": ("ms/token", ".3f"),
     "tokens_per_s": ("tokens/s", ",.1f"),
@@ -42,9 +46,7 @@ def train(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Presets to time; PRESET:IDS has a vocabulary of IDS ids, and PRESET+values has rows in "
-            "attention's values too.",
-            show_default=" ".join(PRESETS),
+            help=f"{_TIMED} PRESET:IDS has a vocabulary of IDS ids.", show_default=" ".join(PRESETS)
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
@@ -89,9 +91,7 @@ def train(
 
 @app.command("decode", cls=Command)
 def decode(
-    models: Annotated[
-        list[str] | None, typer.Argument(help="Presets to time.", show_default=" ".join(PRESETS))
-    ] = None,
+    models: Annotated[list[str] | None, typer.Argument(help=_TIMED, show_default=" ".join(PRESETS))] = None,
     memory: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from tide_lm.analysis import tables
 from tide_lm.analysis.analyze import Analysis
-from tide_lm.analysis.tables import names as table_names
 from tide_lm.explore import gains, markup, pairs
 from tide_lm.explore.markup import Colour, part
 from tide_lm.explore.reader import LIMIT, Reader, ReadText
@@ -179,7 +179,7 @@ class Explorer:
         if not 0 <= place < len(text.ids) or layer not in self.layers:
             return ""
         found = self.reader.detail(typed, place, layer)
-        names = [*table_names(len(found.weights[0]) - 1)[1:], "null"] if found.weights else []
+        names = [*tables.numbered(len(found.weights[0]) - 1), "null"] if found.weights else []
         return part(
             "detail",
             layer=layer,
@@ -223,8 +223,8 @@ class Explorer:
             return
         steps = self._one_at_a_time(self.vocabulary.neighbours(id))
         for found, stopped in _paced(steps, turn, lambda found: found.searched == found.candidates):
-            tables = table_names(len(found.texts) - 1)
-            yield about + part("neighbours", found=found, tables=tables, stopped=stopped)
+            names = tables.names(self.opened.config)
+            yield about + part("neighbours", found=found, tables=names, stopped=stopped)
 
     def _one_at_a_time(self, steps: Iterator[T]) -> Iterator[T]:
         """Take steps while no other visitor uses the model."""

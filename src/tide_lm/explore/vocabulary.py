@@ -73,12 +73,13 @@ class Vocabulary:
         if (tables_VKD := opened.trained_rows) is not None:
             rows += tables_VKD[id]
         norms = [float(torch.linalg.vector_norm(row_D.float())) for row_D in rows]
+        named = tables.names(opened.config) if len(norms) > 1 else ["E"]
         return Entry(
             id,
             self.texts[id],
             None if bins is None else int(bins.counts_V[id]),
             None if bins is None else bins.decile(id),
-            dict(zip(tables.names(len(norms) - 1), norms, strict=True)),
+            dict(zip(named, norms, strict=True)),
         )
 
     @cached_property

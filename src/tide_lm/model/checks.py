@@ -47,6 +47,8 @@ def check_memory(memory: object, tokens: torch.Tensor | None, config: TideConfig
     rows_UJD, index, *_ = memory
     (B, T), K, D, held = tokens.shape[:2], config.num_memory_blocks, config.hidden_size, tuple(rows_UJD.shape)
     several = index is not None and index.ndim == 3
+    if several and K % len(index):
+        raise ValueError(f"memory has {len(index)} rows for a position: that must divide {K} blocks")
     blocks = K // len(index) if several else K
     if len(held) != 3 or held[1:] != (blocks, D):
         raise ValueError(f"memory holds rows of shape {held}: this model needs (U, {blocks}, {D})")

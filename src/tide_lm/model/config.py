@@ -101,8 +101,8 @@ class TideConfig(LlamaConfig):
             raise ValueError(
                 f"num_memory_blocks is {self.num_memory_blocks}: use 1 or more, or 0 for the base"
             )
-        if self.memory_pair_rows < 0:
-            raise ValueError(f"memory_pair_rows is {self.memory_pair_rows}: it must be 0 or more")
+        if not 0 <= self.memory_pair_rows < 2**31:
+            raise ValueError(f"memory_pair_rows is {self.memory_pair_rows}: it must be from 0 to 2^31 - 1")
         for name in ("memory_gain_init", "memory_value_scale"):
             if not math.isfinite(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value}: it must be a finite number")

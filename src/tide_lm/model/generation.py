@@ -8,7 +8,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tide_lm.model.pairs import previous_ids
+from tide_lm.model.pairs import has_tokens, previous_ids
 
 try:
     from transformers.modeling_utils import slice_logits_to_keep
@@ -49,8 +49,23 @@ class TideGeneration(GenerationMixin):
         )
         if self.config.memory_pair_rows and inputs.get("input_ids") is not None:
             new = inputs["input_ids"].shape[1]
-            inputs["previous_ids"] = previous_ids(input_ids, attention_mask)[:, -new:]
+            if new == input_ids.shape[1] and has_tokens(past_key_values):
+                raise ValueError(
+                    "this model has rows for pairs of tokens, and the token before the first of these is in "
+                    "past_key_values alone: give generate the whole text, and leave prefill_chunk_size out"
+                )
+            # One more than are new, copied so that a compiled forward meets the same strides at each step.
+            of_last = previous_ids(input_ids[:, -new - 1 :], attention_mask)[:, -new:]
+            inputs["previous_ids"] = of_last.clone(memory_format=torch.contiguous_format)
         return inputs
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        if self.config.memory_pair_rows:
+            raise ValueError(
+                "continuous batching of transformers hides which tokens follow each other, and this model "
+                "has rows for pairs of tokens: use generate, the engine of tide-lm, or vLLM"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("memory") is not None:

@@ -329,4 +329,5 @@ def _frequencies(
         file = open_store(config, model)
     if "counts" not in file.header.sections:
         return None
-    return FrequencyBins.from_counts(file.section("counts").astype(np.int64), tokenizer)
+    counts_V = file.section("counts")[: config.vocab_size]  # rows of pairs have none
+    return FrequencyBins.from_counts(counts_V.astype(np.int64), tokenizer)

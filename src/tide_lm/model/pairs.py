@@ -10,23 +10,32 @@ from transformers.cache_utils import Cache
 
 def previous_ids(ids_BT: torch.Tensor, mask_BT: torch.Tensor | None = None) -> torch.Tensor:
     """Return the token before each; before the first, and after a token that is masked out, it is 0."""
-    if mask_BT is not None and mask_BT.shape == ids_BT.shape:
-        ids_BT = ids_BT * mask_BT.to(ids_BT.dtype)
+    if mask_BT is not None:
+        ids_BT = ids_BT * mask_BT[:, -ids_BT.shape[1] :].to(ids_BT.dtype)
     return torch.nn.functional.pad(ids_BT, (1, 0))[:, :-1]
 
 
-def first_previous_ids(
-    ids_BT: torch.Tensor | None, mask: torch.Tensor | None, cache: Cache | None
-) -> torch.Tensor | None:
-    """Return `previous_ids` of a text's beginning; what goes on from a cache needs the token before it."""
-    if ids_BT is None:
-        return None
-    if cache is not None and not torch.compiler.is_compiling() and (known := cache.get_seq_length()):
+def of_text(
+    ids_BT: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    positions_BT: torch.Tensor | None = None,
+    cache: Cache | None = None,
+) -> torch.Tensor:
+    """Return `previous_ids` of texts from their beginnings, which positions of 0 tell too.
+
+    What goes on from a cache needs the token before it, which a compiled function cannot look for.
+    """
+    if cache is not None and (torch.compiler.is_compiling() or has_tokens(cache)):
         raise ValueError(
-            f"there are {known} tokens in past_key_values, and this model has rows for pairs of tokens: pass "
-            "previous_ids, the token before each of input_ids"
+            "there are past_key_values, and this model has rows for pairs of tokens: pass previous_ids, the "
+            "token before each of input_ids"
         )
-    return previous_ids(ids_BT, mask if mask is not None and mask.ndim == 2 else None)
+    previous_BT = previous_ids(ids_BT, mask if mask is not None and mask.ndim == 2 else None)
+    return previous_BT if positions_BT is None else torch.where(positions_BT == 0, 0, previous_BT)
+
+
+def has_tokens(cache: Cache | None) -> bool:
+    return cache is not None and bool(cache.get_seq_length() > 0)
 
 
 def pair_numbers(ids: torch.Tensor, previous: torch.Tensor, rows: int) -> torch.Tensor:

@@ -116,7 +116,7 @@ class StoredMemory(MemorySource):
         bytes_VR, which = self.bytes_VR, ids_1
         if self._host_VR is not None:
             bytes_VR = self._host_VR = self._host_VR.pin_memory() if ids_1.is_cuda else self._host_VR
-        # With twice a step's rows or more, those that it reads are never those that are replaced meanwhile.
+        # With twice a step's rows or more, none that a step reads is replaced for the next one.
         if (
             self.rows is not None
             and len(self.rows.cached_CR) >= (4 if self.pair_rows else 2)

@@ -30,7 +30,7 @@ from tide_lm.model.extensions import extended
 from tide_lm.model.generation import TideCausalLMOutputWithPast, TideGeneration, slice_logits_to_keep
 from tide_lm.model.initialisation import draw_table
 from tide_lm.model.memory import LayerMemory, Memory, MemorySource, taking_turns
-from tide_lm.model.pairs import first_previous_ids
+from tide_lm.model.pairs import of_text
 from tide_lm.model.pretrained import TidePreTrainedModel
 from tide_lm.model.stored import StoredMemory
 from tide_lm.spec.config import table_shape
@@ -207,8 +207,9 @@ class TideModel(TidePreTrainedModel, LlamaModel):
         dropped = checked_layers(drop_memory_layers, len(self.layers))
         check_memory(memory, inputs_embeds if input_ids is None else input_ids, self.config)
         if self.memory is not None:
-            if self.config.memory_pair_rows and memory is None and previous_ids is None:
-                previous_ids = first_previous_ids(input_ids, attention_mask, past_key_values)
+            unknown = memory is None and previous_ids is None
+            if self.config.memory_pair_rows and unknown and input_ids is not None:
+                previous_ids = of_text(input_ids, attention_mask, position_ids, past_key_values)
             memory = self.memory_for(input_ids, memory, previous_ids)
             kwargs |= {"memory": memory, "drop_memory_layers": dropped}
         return super().forward(

@@ -92,6 +92,8 @@ class ModelForward(Forward):
 
     def _logits(self) -> torch.Tensor:
         memory = self._dropped if self.memory is None else {"memory": self._memory()}
+        if self._dropped and self.model.config.memory_pair_rows:
+            memory |= {"previous_ids": self.cache.previous_B[:, None]}
         out = self.model(
             input_ids=self.cache.ids_B[:, None],
             position_ids=self.cache.place_B[:, None],

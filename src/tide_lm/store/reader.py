@@ -134,7 +134,7 @@ class StoreFile:
         if not wrong_U.any():
             return
         first = int(wrong_U.argmax())
-        row, found = f"{self.path}: the row of token {tokens_U[first]}", int(batch.found_U[first])
+        row, found = f"{self.path}: row {tokens_U[first]}", int(batch.found_U[first])
         if found < 0:
             raise StoreError(f"{row} cannot be read: {os.strerror(-found)}")
         raise StoreError(
@@ -278,7 +278,10 @@ class StoredRows:
                 self._keep(missed, rows, len(self.cached_CR) - int(known_U.sum()))
 
     def place_of(self, token: int) -> int:
-        """Return the place of a token's row in `cached_CR`, which has room for one; read it if need be."""
+        """Return the place of a row in `cached_CR`, which has room for one; read it if need be.
+
+        The row before it stays: the least recently used one goes.
+        """
         with self._lock():
             if token in self._places:
                 self._places.move_to_end(token)

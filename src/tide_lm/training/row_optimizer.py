@@ -1,7 +1,7 @@
 """AdamW for the memory's tables: a step fetches, moves and brings up to date the rows of its tokens alone.
 
 No gradient of a whole table ever exists. A row that a step does not need waits, and catches up when it is
-needed again (see ops.row_adamw). Shapes: V vocabulary, U rows of this process's batch, R rows of this
+needed again (see ops.row_adamw). Shapes: V rows of the tables, U rows of this process's batch, R rows of this
 process that the step needs, K blocks, D hidden.
 """
 

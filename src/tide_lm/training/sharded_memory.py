@@ -2,7 +2,7 @@
 
 No process ever holds more than its own rows and those of its batch. Tokenizers number frequent tokens first,
 so neighbouring rows have different owners: of n processes, row v is row v // n of rank v % n. Every method
-that fetches is collective. Shapes: U rows that are requested, K blocks, D hidden.
+that fetches is collective. Shapes: U rows that are requested, J blocks of a row, D hidden.
 """
 
 import math

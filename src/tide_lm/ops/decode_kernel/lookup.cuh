@@ -10,8 +10,8 @@ DEVICE i64 row_number(const Args &a, int part) {
     return V + ((mixed ^ mixed >> 29) & 0x7FFFFFFF) % LARGER(PAIR_ROWS, 1);
 }
 
-// Decodes one of the blocks of the token's rows: of tables as trained, which it normalises, or packed in BITS. The row may be in the
-// host's memory, so a thread loads all of its share, 8 numbers of every 8 * LOOKUP_THREADS, before it uses any of it.
+// Decodes one block of the token's rows: of tables as trained, which it normalises, or packed in BITS. Rows may be in
+// the host's memory, so a thread loads all of its share, 8 numbers of every 8 * LOOKUP_THREADS, before it uses any.
 DEVICE void decode_row(const Args &a, float *squares, int thread, int k) {
     constexpr int EACH = (D / 8 + LOOKUP_THREADS - 1) / LOOKUP_THREADS, P = PAIR_ROWS ? 2 : 1;
     const unsigned char *row = a.bytes + row_number(a, k % P) * a.stride;
