@@ -53,9 +53,10 @@ class PreviousTokens:
                 raise ValueError(f"{kind} has no {name}, which rows for pairs of tokens need: {cure}")
         cache = cache[0] if isinstance(cache, list | tuple) else cache
         if blocks not in cache.shape:
+            shape = tuple(cache.shape)
             raise ValueError(
-                f"{kind} has other pages than vLLM's {blocks} (its cache has the shape {tuple(cache.shape)}), "
-                f"and rows for pairs of tokens need those: {cure}"
+                f"{kind} has other pages than vLLM's {blocks}, as its cache has the shape {shape}, and rows "
+                f"for pairs of tokens need those: {cure}"
             )
         self.ids_S = ids_N.new_zeros(blocks * self.cache.block_size + 1)  # the last one is of padding
 
