@@ -63,6 +63,9 @@ def test_what_goes_on_from_a_cache_needs_the_token_before(tiny_model, token_ids)
     options = {"past_key_values": first.past_key_values, "use_cache": True}
     with pytest.raises(ValueError, match="pass previous_ids"):
         model(token_ids[:, 4:], **options)
+    for wrong in token_ids[:, 3:4], token_ids[:, 3:-1].float(), token_ids[:, 3:-1] - 60:
+        with pytest.raises(ValueError, match=r"previous_ids are of shape|is outside the vocabulary"):
+            model(token_ids[:, 4:], previous_ids=wrong, **options)
     rest = model(token_ids[:, 4:], previous_ids=token_ids[:, 3:-1], **options)
     assert torch.allclose(torch.cat([first.logits, rest.logits], 1), whole, atol=1e-5)
 

@@ -24,6 +24,16 @@ def check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
             )
 
 
+def check_previous_ids(previous_ids: torch.Tensor, input_ids: torch.Tensor, vocab_size: int) -> None:
+    """Check the tokens before those that a model is given."""
+    if previous_ids.shape != input_ids.shape or previous_ids.is_floating_point():
+        raise ValueError(
+            f"previous_ids are of shape {tuple(previous_ids.shape)} and {previous_ids.dtype}: pass a whole "
+            f"number for each of input_ids, of shape {tuple(input_ids.shape)}"
+        )
+    check_token_ids(previous_ids, vocab_size)
+
+
 def checked_layers(chosen: Sequence[int] | None, count: int) -> tuple[int, ...]:
     """Return the numbers of the layers that drop the memory."""
     layers = tuple(operator.index(layer) for layer in chosen or ())

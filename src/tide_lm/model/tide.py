@@ -24,7 +24,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
 from tide_lm import ops
-from tide_lm.model.checks import check_memory, check_token_ids, checked_layers
+from tide_lm.model.checks import check_memory, check_previous_ids, check_token_ids, checked_layers
 from tide_lm.model.config import TideConfig
 from tide_lm.model.extensions import extended
 from tide_lm.model.generation import TideCausalLMOutputWithPast, TideGeneration, slice_logits_to_keep
@@ -210,6 +210,8 @@ class TideModel(TidePreTrainedModel, LlamaModel):
             unknown = memory is None and previous_ids is None
             if self.config.memory_pair_rows and unknown and input_ids is not None:
                 previous_ids = of_text(input_ids, attention_mask, position_ids, past_key_values)
+            if previous_ids is not None and input_ids is not None:
+                check_previous_ids(previous_ids, input_ids, self.config.vocab_size)
             memory = self.memory_for(input_ids, memory, previous_ids)
             kwargs |= {"memory": memory, "drop_memory_layers": dropped}
         return super().forward(

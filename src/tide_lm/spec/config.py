@@ -54,7 +54,7 @@ def check_memory(config: Any) -> None:
     if blocks % 2 and config.memory_pair_rows:
         raise ValueError(
             f"num_memory_blocks is {blocks}, and half of them are to be for pairs of tokens: use an even "
-            "number, or leave memory_pairs out (in a config.json, memory_pair_rows)"
+            "number, or no rows for pairs"
         )
     values = config.num_key_value_heads * config.head_dim
     if config.num_memory_blocks and config.memory_values and (values < 1 or config.hidden_size % values):
